@@ -1,0 +1,29 @@
+"""Shared by tests and notebooks. Fetches the default model once, before anything is collected that needs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+# Notebook kernels are child processes: they find the package, and their small sizes, through the environment.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("RVLLM_NOTEBOOK_SCALE", "small")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """No test downloads anything: the model is there before the first one starts."""
+    if session.items and not session.config.option.collectonly:
+        from rvllm import hub
+
+        hub.resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The default model, SmolLM2-135M-Instruct in Q4_1, in the cache."""
+    from rvllm import hub
+
+    return hub.resolve("smollm2-135m")

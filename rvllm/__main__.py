@@ -1,0 +1,7 @@
+"""`python -m rvllm` is the same as the command `rvllm`."""
+
+import sys
+
+from rvllm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,416 @@
+"""The command line: `rvllm generate`, `chat`, `info` and `doctor`.
+
+What was asked for goes to stdout and everything else to stderr, so that `rvllm generate ... > file` holds the
+text alone. Exit codes: 0 done; 2 a problem with the input or the machine; 130 ended by Ctrl-C; 141 the reader
+of the pipe went away; from `doctor`, 1 when even the CPU path does not work.
+
+Modules that take long to load are imported by the subcommand that needs them: `rvllm --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from rvllm.errors import RvllmError
+
+if TYPE_CHECKING:
+    from rvllm import LLM, RequestOutput, SamplingParams
+
+EXIT_DOCTOR_FAILED = 1
+EXIT_PROBLEM = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+MODEL_HELP = "a path, a known model (smollm2-135m, smollm2-360m), or owner/repo/file.gguf on the hub"
+CHAT_HELP = "/exit or Ctrl-D ends, /clear forgets the conversation, Ctrl-C stops an answer"
+
+
+class InputError(RvllmError):
+    """The command line or stdin holds something that cannot be read."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (by default the process's own) and return the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding lacks is shown as `?`; it does not end the answer.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        code = _run(argv)
+        print(end="", flush=True)
+        return code
+    except KeyboardInterrupt:
+        _say("")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_BROKEN_PIPE
+    except (RvllmError, OSError, MemoryError) as error:
+        if os.environ.get("RVLLM_DEBUG"):
+            traceback.print_exc()
+        _say(f"rvllm: {_message(error)}")
+        return EXIT_PROBLEM
+    finally:
+        _settle_stdout()
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as end:  # how argparse ends after --help, or after a mistake that it has told
+        return int(end.code or 0)
+    return int(arguments.run(arguments))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"out of memory; a smaller --max-model-len or a smaller model needs less {error}".rstrip()
+    return str(error)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _settle_stdout() -> None:
+    """Where stdout takes no more (closed pipe, full disk), drop the rest: the flush at exit would complain about it."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# The arguments.
+
+
+class _ShowVersion(argparse.Action):
+    """Looks the version up when it is asked for; argparse's own action wants the text beforehand."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        try:
+            version = metadata.version("rvllm")
+        except metadata.PackageNotFoundError:
+            version = "(run from its source, not installed)"
+        print(f"rvllm {version}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary = "Generate text with a language model from a GGUF file."
+    parser = argparse.ArgumentParser(prog="rvllm", description=summary)
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and end")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_generate(commands.add_parser("generate", help="continue a text"))
+    _add_chat(commands.add_parser("chat", help="talk with the model"))
+    info = commands.add_parser("info", help="show what is in a model file")
+    info.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    info.set_defaults(run=_info)
+    doctor = commands.add_parser("doctor", help="show what works on this machine, and what mends the rest")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_generate, chat=False)
+    parser.description = "Continue PROMPT; the text goes to stdout."
+    add = parser.add_argument
+    add("prompt", metavar="PROMPT", help="the text; - reads it from stdin, less one newline at its end")
+    add("--stats", action="store_true", help="show times and token counts on stderr")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--raw", dest="chat", action="store_false", help="take it as it is (the default)")
+    form.add_argument("--chat", action="store_true", help="take it as a chat message")
+    _add_engine_options(parser)
+    _add_sampling_options(parser, max_tokens=128)
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_chat)
+    parser.description = f"A conversation: {CHAT_HELP}."
+    add = parser.add_argument
+    add("--system", metavar="TEXT", help="the system message; by default the chat format's own")
+    add("--stats", action="store_true", help="show times and token counts after each answer, on stderr")
+    _add_engine_options(parser)
+    _add_sampling_options(parser, max_tokens=512)
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("engine").add_argument
+    add("--model", default="smollm2-135m", help=f"{MODEL_HELP} (default: %(default)s)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N or emulator (default: %(default)s)")
+    add("--max-model-len", type=int, metavar="N", help="tokens of context (default: the model's own)")
+
+
+def _add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-tokens", type=int, default=max_tokens, metavar="N", help="(default: %(default)s)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0, the default: the likeliest token")
+    add("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest; 0: among all")
+    add("--top-p", type=float, default=1.0, metavar="P", help="sample among the likeliest that sum to P")
+    add("--min-p", type=float, default=0.0, metavar="P", help="drop what is below P times the likeliest")
+    add("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
+
+
+def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    from rvllm import SamplingParams
+
+    return SamplingParams(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        stop=tuple(arguments.stop),
+    )
+
+
+def _load(arguments: argparse.Namespace) -> LLM:
+    from rvllm import LLM
+
+    return LLM(model=arguments.model, device=arguments.device, max_model_len=arguments.max_model_len)
+
+
+# generate
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    prompt = _read_prompt(arguments.prompt)
+    params = _sampling_params(arguments)  # before the model is loaded: a wrong value is told at once
+    with _load(arguments) as llm:
+        ids = llm.tokenizer.encode_chat([{"role": "user", "content": prompt}]) if arguments.chat else None
+        stream = llm.stream(prompt if ids is None else ids, params)
+        finished = _show(stream)
+        print(flush=True)
+        if arguments.stats:
+            _show_stats(stream.output)
+    return 0 if finished else EXIT_INTERRUPTED
+
+
+def _read_prompt(argument: str) -> str:
+    """The prompt itself, or for `-` all of stdin less one newline at its end, as a shell's `$(...)`."""
+    if argument != "-":
+        # Bytes of an argument that are no text arrive as lone surrogates, which UTF-8 does not allow.
+        return _decode(argument.encode("utf-8", "surrogatepass"), "the prompt")
+    if sys.stdin is None:
+        raise InputError("stdin is closed, there is no prompt to read from it")
+    return _decode(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n").removesuffix("\r")
+
+
+def _decode(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what} is not valid UTF-8, from byte {error.start} on") from error
+
+
+def _show(stream: Any) -> bool:
+    """Print the pieces as they come. False where Ctrl-C cut them short; what was printed until then stays."""
+    try:
+        for piece in stream:
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        stream.close()
+    return True
+
+
+def _show_stats(output: RequestOutput) -> None:
+    metrics = output.metrics
+    first, rate = metrics.time_to_first_token, metrics.decode_tokens_per_second
+    reason = output.outputs[0].finish_reason
+    _say(
+        f"prompt {metrics.num_prompt_tokens} tokens, first token after {f'{first:.2f} s' if first else '-'}; "
+        f"{metrics.num_generated_tokens} tokens generated, {f'{rate:.1f}' if rate else '-'} tokens/s; "
+        f"ended by {'Ctrl-C' if reason == 'abort' else reason}"
+    )
+
+
+# chat
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    params = _sampling_params(arguments)
+    with _load(arguments) as llm:
+        _say(CHAT_HELP)
+        Conversation(llm, params, arguments.system, arguments.stats).run()
+    return 0
+
+
+class Conversation:
+    """The messages so far, and the loop that adds to them. After every turn they end with an answer."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, stats: bool = False) -> None:
+        self.llm = llm
+        self.params = params
+        self.stats = stats
+        self.start = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self.start)
+
+    def run(self) -> None:
+        """Read and answer until the user ends it: /exit, Ctrl-D, or Ctrl-C twice with no line in between."""
+        interrupts = 0
+        while interrupts < 2:
+            try:
+                line = _read_line()
+            except EOFError:
+                break
+            except InputError as error:
+                _say(f"rvllm: {error}")
+                continue
+            except KeyboardInterrupt:
+                interrupts += 1
+                _say("\nCtrl-C again ends" if interrupts < 2 else "")
+                continue
+            if line == "/exit":
+                break
+            interrupts = 0 if self.turn(line) else 1
+
+    def turn(self, line: str) -> bool:
+        """Deal with one line of the user. False where Ctrl-C stopped the answer."""
+        if line == "/clear":
+            self.messages = list(self.start)
+            _say("the conversation is forgotten")
+        elif line.startswith("/"):
+            _say(CHAT_HELP)
+        elif line:
+            return self.answer(line)
+        return True
+
+    def answer(self, text: str) -> bool:
+        """Stream an answer to `text` and keep both. A message that cannot be answered is not kept."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        try:
+            stream = self.llm.stream(self.llm.tokenizer.encode_chat(messages), self.params)
+            finished = _show(stream)
+        except RvllmError as error:
+            _say(f"rvllm: {error}\nyour message was not kept; /clear forgets the conversation and makes room")
+            return True
+        except KeyboardInterrupt:  # before there was anything to show
+            _say("\nstopped")
+            return False
+        print(flush=True)
+        self._keep(messages, stream.output, finished)
+        return finished
+
+    def _keep(self, messages: list[dict[str, str]], output: RequestOutput, finished: bool) -> None:
+        answer = output.outputs[0]
+        if answer.text or finished:
+            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if not finished:
+            _say("stopped; the conversation goes on" if answer.text else "stopped; your message was not kept")
+        elif answer.finish_reason == "length":
+            _say(f"the answer was cut after {len(answer.token_ids)} tokens{self._limit(output)}")
+        if self.stats:
+            _show_stats(output)
+
+    def _limit(self, output: RequestOutput) -> str:
+        if len(output.outputs[0].token_ids) == self.params.max_tokens:
+            return " (--max-tokens)"
+        return ": the model's context is full; /clear forgets the conversation and makes room"
+
+
+def _read_line() -> str:
+    if sys.stdin is None:
+        raise EOFError
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _ask_line()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    return _decode(line, "the line on stdin").strip()
+
+
+def _ask_line() -> str:
+    with contextlib.suppress(ImportError):  # Windows has no readline
+        importlib.import_module("readline")  # its import alone gives `input` a history and arrow keys
+    try:
+        return input("> ").strip()
+    except UnicodeDecodeError as error:
+        raise InputError("this line is not text in the terminal's encoding") from error
+
+
+# info
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from rvllm.gguf import GGUFFile
+    from rvllm.hub import resolve
+
+    file = GGUFFile(resolve(arguments.model))
+    print(f"{file.path}\n{_bytes(file.size)}, GGUF version {file.version}, alignment {file.alignment}")
+    print(f"\n{len(file.metadata)} metadata keys")
+    width = max((len(key) for key in file.metadata), default=0)
+    for key, value in file.metadata.items():
+        print(f"  {_plain(key):{width}}  {_shorten(value)}")
+    print(f"\n{len(file.tensors)} tensors")
+    _print_table(
+        (_plain(tensor.name), " x ".join(map(str, tensor.shape)), tensor.type_name, _bytes(tensor.nbytes))
+        for tensor in file.tensors.values()
+    )
+    print("\nby type")
+    _print_table(_totals(file.tensors.values()))
+    return 0
+
+
+def _totals(tensors: Iterable[Any]) -> Iterator[tuple[str, str, str]]:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        counts[tensor.type_name] += 1
+        sizes[tensor.type_name] += tensor.nbytes
+    for name, size in sizes.most_common():
+        yield name, f"{counts[name]} tensors", _bytes(size)
+    yield "all", f"{counts.total()} tensors", _bytes(sizes.total())
+
+
+def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
+    """Columns as wide as their widest cell; the last one, a size, to the right."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for *cells, last in table:
+        left = "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=False))
+        print(f"  {left}  {last:>{widths[-1]}}")
+
+
+def _shorten(value: Any, width: int = 72) -> str:
+    """One line for a metadata value: of a long text or array its length and its beginning."""
+    if isinstance(value, str):
+        text = _plain(value)
+        return text if len(text) <= width else f"({len(value)} characters) {text[:width]}..."
+    if hasattr(value, "__len__"):
+        few = ", ".join(repr(_scalar(item)) for item in value[:6])
+        return f"[{len(value)}] {few[:width]}{', ...' if len(value) > 6 or len(few) > width else ''}"
+    return str(value)
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _plain(text: str) -> str:
+    """The text with control characters escaped: a file's strings must not steer the terminal."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from rvllm.doctor import report
+
+    return 0 if report() else EXIT_DOCTOR_FAILED

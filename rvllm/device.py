@@ -1,0 +1,184 @@
+"""Which device computes: is CUDA usable here and, if not, why not and what mends it.
+
+"CuPy is installed" and "a GPU can be used" are different statements. `cuda_available` asks for the second,
+and its answer is a reason in words, never an exception: a course that runs without a GPU must not fail on the
+question.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from rvllm.errors import RvllmError
+
+# The devices that have a model in this version of the engine. A CUDA model, once it exists, is added here.
+SUPPORTED = ("cpu",)
+
+DEVICE_NAME = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
+CUPY_NAME = re.compile(r"cupy(-cuda\w+|-rocm\w+)?")  # not cupy-xarray and other packages that build on CuPy
+COLAB_HELP = "on Colab choose Runtime > Change runtime type > T4 GPU, then run all cells again"
+
+
+class DeviceError(RvllmError):
+    """A device that does not exist, or that cannot compute here."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """The answer to "can CUDA be used?", with the reason, and the one command that mends it, if any."""
+
+    ok: bool
+    reason: str
+    remedy: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def cuda_available() -> Availability:
+    """Whether CuPy is installed, loads, and sees a GPU. Never raises."""
+    packages = cupy_packages()
+    if len(packages) > 1:
+        return _several_packages(packages)
+    try:
+        cupy = importlib.import_module("cupy")
+    except Exception as error:  # a broken installation fails in any way it likes; this is the place that says so
+        return _import_failed(error, packages)
+    return _usable(cupy)
+
+
+def describe_device() -> str:
+    """The name of the card where CUDA works, else `cpu` and the name of the processor."""
+    if cuda_available():
+        cupy = importlib.import_module("cupy")
+        return str(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
+    return f"cpu ({_processor_name()})"
+
+
+def resolve_device(name: str) -> str:
+    """The device to compute on: `auto` becomes the best one that works, any other name must work as it is."""
+    if name == "auto":
+        return "cuda" if "cuda" in SUPPORTED and cuda_available() else "cpu"
+    match = DEVICE_NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        raise DeviceError(f"there is no device {name!r}; it is one of auto, cpu, cuda, cuda:N, emulator")
+    kind = name.partition(":")[0]
+    if kind not in SUPPORTED:
+        raise DeviceError(f"device {name!r}: this version of rvllm computes on {' and '.join(SUPPORTED)} only")
+    if kind == "cuda":
+        _require_cuda(int(match[1] or 0))
+    return name
+
+
+def cupy_packages() -> dict[str, str]:
+    """The installed distributions that provide `import cupy`, with versions. More than one is a fault."""
+    found = {}
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if CUPY_NAME.fullmatch(name):
+            found[name] = distribution.version
+    return found
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest CUDA that the NVIDIA driver runs, or None where there is no driver. Needs no CuPy."""
+    version = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _require_cuda(index: int) -> None:
+    available = cuda_available()
+    if not available:
+        raise DeviceError(f"CUDA cannot be used: {_sentence(available)}")
+    count = importlib.import_module("cupy").cuda.runtime.getDeviceCount()
+    if index >= count:
+        raise DeviceError(f"there is no cuda:{index}; this machine shows {count} GPU(s), counted from 0")
+
+
+def _sentence(available: Availability) -> str:
+    return f"{available.reason}; to mend it: {available.remedy}" if available.remedy else available.reason
+
+
+def _several_packages(packages: dict[str, str]) -> Availability:
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+    remedy = f"python -m pip uninstall -y {' '.join(sorted(packages))} && {_install_command()}"
+    return Availability(False, f"{len(packages)} CuPy packages overwrite each other: {listed}", remedy)
+
+
+def _import_failed(error: Exception, packages: dict[str, str]) -> Availability:
+    if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+        if driver_cuda_version() is None:
+            return _no_gpu("no NVIDIA driver here, and CuPy is not installed")
+        return Availability(False, "CuPy is not installed", _install_command())
+    words = f"{type(error).__name__}: {_one_line(error)}"
+    remedy = f"python -m pip uninstall -y {' '.join(packages)} && {_install_command()}" if packages else ""
+    return Availability(False, f"CuPy is installed but does not load ({words})", remedy)
+
+
+def _install_command() -> str:
+    # A CuPy built for a newer CUDA than the driver's does not run, one built for an older CUDA does.
+    version = driver_cuda_version()
+    return f"python -m pip install cupy-cuda{13 if version and version[0] >= 13 else 12}x"
+
+
+def _usable(cupy: ModuleType) -> Availability:
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+        card = cupy.cuda.runtime.getDeviceProperties(0) if count else {}
+    except Exception as error:  # CUDARuntimeError, or AttributeError where `cupy` is an empty folder or a stub
+        return _runtime_failed(error)
+    if not count:
+        return _no_gpu("the driver shows no GPU")
+    capability = f"compute capability {card['major']}.{card['minor']}"
+    return Availability(True, f"{count} GPU(s), the first one is {card['name'].decode()}, {capability}")
+
+
+def _runtime_failed(error: Exception) -> Availability:
+    words = _one_line(error)
+    driver = driver_cuda_version()
+    if "InsufficientDriver" in words and driver:  # without a driver CUDA says the same
+        supported = f"the NVIDIA driver is too old for this CuPy: it runs CUDA up to {driver[0]}.{driver[1]}"
+        if driver[0] >= 12:
+            remedy = f"python -m pip uninstall -y {' '.join(cupy_packages())} && {_install_command()}"
+            return Availability(False, f"{supported} ({words})", remedy)
+        return _no_gpu(f"{supported}, and rvllm needs 12; update the driver ({words})")
+    return _no_gpu(f"no GPU can be used ({words})" if driver else f"no NVIDIA driver here ({words})")
+
+
+def _no_gpu(reason: str) -> Availability:
+    """Not usable for want of a GPU. Two causes are settings of the user's own, and are named."""
+    remedy = ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1") and driver_cuda_version():
+        reason, remedy = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES"
+    if "COLAB_RELEASE_TAG" in os.environ or "google.colab" in sys.modules:
+        reason = f"{reason}; {COLAB_HELP}"
+    return Availability(False, reason, remedy)
+
+
+def _one_line(error: Exception) -> str:
+    # CuPy's import error is a page of advice; its cause is in the first lines.
+    return " ".join(str(error).split())[:200]
+
+
+def _processor_name() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()

@@ -1,0 +1,100 @@
+"""What the notebooks share: timing, tables, pictures with a text, exercises, errors shown without a traceback.
+
+`%load_ext rvllm.notebook` puts nothing into the reader's namespace; each notebook imports what it uses.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+def load_ipython_extension(_ipython: Any) -> None:
+    """Called by `%load_ext rvllm.notebook`. Part II registers the `%%cuda` cells here."""
+    # tqdm, imported by huggingface_hub, complains where ipywidgets is missing. rvllm draws no widgets.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
+
+def scaled(full: Value, small: Value) -> Value:
+    """`full` for readers, `small` where the tests run the notebook (RVLLM_NOTEBOOK_SCALE=small)."""
+    return small if os.environ.get("RVLLM_NOTEBOOK_SCALE") == "small" else full
+
+
+def median_seconds(call: Callable[[], object], repeats: int = 5) -> float:
+    """Median wall-clock time of a call, after one call that does not count."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows in columns; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    numeric = [all(_is_number(text) for text in column) for column in zip(*cells, strict=True)] or [False] * len(header)
+    for row in [list(header), *cells]:
+        padded = (t.rjust(w) if n else t.ljust(w) for t, w, n in zip(row, widths, numeric, strict=True))
+        print("  ".join(padded).rstrip())
+
+
+def _cell(value: object) -> str:
+    return f"{value:,.3g}" if isinstance(value, float) and abs(value) < 1000 else _grouped(value)
+
+
+def _grouped(value: object) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:,.0f}" if is_number else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return True
+
+
+def show_error(call: Callable[[], object], hide: str = "") -> None:
+    """Run something that should fail and print the error's name and message, less the text `hide` (a folder's name)."""
+    try:
+        call()
+    except Exception as error:
+        message = str(error).replace(hide, "") if hide else str(error)
+        print(textwrap.fill(f"{type(error).__name__}: {message}", 110, subsequent_indent="    "))
+    else:
+        print("no error")
+
+
+def check(exercise: str, test: Callable[[], object]) -> None:
+    """Run an exercise's test and print "solved", or "not solved yet" and why. Never raises: it may stay open."""
+    try:
+        test()
+    except NotImplementedError:
+        print(f"{exercise}: not solved yet")
+    except Exception as error:
+        print(f"{exercise}: not solved yet; {type(error).__name__}: {str(error)[:500]}")
+    else:
+        print(f"{exercise}: solved")
+
+
+def show(figure: Any, alt: str) -> None:
+    """Display a matplotlib figure as PNG with a text for those who can't see it, and close it."""
+    from IPython.display import display
+    from matplotlib import pyplot
+
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=100, bbox_inches="tight")
+    pyplot.close(figure)
+    display({"image/png": png.getvalue(), "text/plain": alt}, raw=True, metadata={"image/png": {"alt": alt}})

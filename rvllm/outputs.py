@@ -1,0 +1,76 @@
+"""What a request gives back: the texts, why they ended, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rvllm.errors import RvllmError
+
+
+@dataclass
+class CompletionOutput:
+    """One answer. `finish_reason`: "stop" (end token or stop text), "length" (limit reached), "abort", None (running).
+
+    logprobs: one dict {token id: log-probability} for each token, or None where not asked for.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[dict[int, float]] | None = None
+
+
+@dataclass
+class RequestMetrics:
+    """Times in seconds, from the moment the request was accepted."""
+
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    time_to_first_token: float | None = None
+    total_time: float = 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Speed after the first token; None where there was no second one."""
+        if self.time_to_first_token is None or self.num_generated_tokens < 2:
+            return None
+        return (self.num_generated_tokens - 1) / max(self.total_time - self.time_to_first_token, 1e-9)
+
+
+class RequestOutput:
+    """A request and its answers.
+
+    prompt: the text, or None where token ids were given.   prompt_token_ids: what the model read.
+    outputs: `SamplingParams.n` answers.   error: why the request was refused, or None; `outputs` then raises it, so
+    that a refused request is never mistaken for an empty answer.
+    """
+
+    def __init__(
+        self,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int] = (),
+        outputs: Sequence[CompletionOutput] = (),
+        metrics: RequestMetrics | None = None,
+        error: RvllmError | None = None,
+    ) -> None:
+        self.prompt, self.prompt_token_ids, self.error = prompt, list(prompt_token_ids), error
+        self.metrics = metrics or RequestMetrics(num_prompt_tokens=len(self.prompt_token_ids))
+        self._outputs = list(outputs)
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """The answers, in order; raises `error` if the request was refused."""
+        if self.error is not None:
+            raise self.error
+        return self._outputs
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.outputs[0].text
+
+    def __repr__(self) -> str:
+        what = f"error={self.error!r}" if self.error else f"outputs={self._outputs!r}"
+        return f"RequestOutput(prompt={self.prompt!r}, {what})"

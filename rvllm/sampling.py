@@ -1,0 +1,291 @@
+"""Sampling parameters, one sampler for a whole batch, and stop texts.
+
+Generated from notebooks/04_generate.ipynb; edit there, then run: python tools/nb.py export
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvllm.errors import RvllmError
+
+Floats = NDArray[np.floating[Any]]
+MAX_NUMBER = 1e300
+
+
+class ParameterError(RvllmError):
+    """A sampling parameter out of its range: which one, what was given, what is allowed.
+
+    Notebook 04, section 2.
+    """
+
+
+def _check(name: str, value: Any, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise ParameterError(f"{name}: found {value!r}; allowed: {allowed}")
+
+
+def _is_int(value: Any, low: int, high: float = float("inf")) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_number(value: Any, low: float, high: float = float("inf")) -> bool:
+    is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return is_real and bool(low <= value <= min(high, MAX_NUMBER))  # false for NaN
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next tokens of one request are chosen and when it ends. Notebook 04, section 2.
+
+    temperature: 0 = greedy (lowest id wins a tie).  top_k: 0 or -1 = off.  top_p: 1 = off.  min_p: 0 = off.
+    seed: the same seed gives the same tokens whatever else runs; None = different every time.
+    max_tokens: None = up to the model's context.  n: answers per prompt.
+    stop: texts that end the answer and are not part of it.  stop_token_ids: ids that do.
+    ignore_eos: go on past the model's own end tokens.  min_tokens: no end before so many tokens.
+    logprobs: None, or how many of the likeliest tokens to report beside the chosen one, from the model's own
+    distribution, before every filter.
+    repetition_penalty (on prompt and output), presence_penalty, frequency_penalty (on output), logit_bias {id: bias}.
+    Raises ParameterError.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 128
+    n: int = 1
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choice()
+        self._check_length()
+        self._check_penalties()
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    def _check_choice(self) -> None:
+        _check(
+            "temperature",
+            self.temperature,
+            _is_number(self.temperature, 0),
+            "0 (greedy) or a positive number",
+        )
+        _check("top_k", self.top_k, _is_int(self.top_k, -1), "an integer of at least 1, or 0 or -1 for off")
+        _check("top_p", self.top_p, _is_number(self.top_p, 0, 1) and self.top_p > 0, "a number above 0, up to 1")
+        _check("min_p", self.min_p, _is_number(self.min_p, 0, 1), "a number from 0 to 1")
+        _check("seed", self.seed, self.seed is None or _is_int(self.seed, 0, 2**64 - 1), "None or 0 to 2**64 - 1")
+        _check(
+            "logprobs",
+            self.logprobs,
+            self.logprobs is None or _is_int(self.logprobs, 0, 20),
+            "None or 0 to 20",
+        )
+
+    def _check_length(self) -> None:
+        limit, stops, ids = self.max_tokens, self.stop, self.stop_token_ids
+        _check("max_tokens", limit, limit is None or _is_int(limit, 1), "an integer of at least 1, or None")
+        most = float("inf") if limit is None else limit
+        _check("min_tokens", self.min_tokens, _is_int(self.min_tokens, 0, most), "0 to max_tokens")
+        _check("n", self.n, _is_int(self.n, 1, 64), "1 to 64")
+        _check("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False")
+        texts = (stops,) if isinstance(stops, str) else stops
+        is_texts = isinstance(texts, (list, tuple)) and all(isinstance(s, str) and s for s in texts)
+        _check("stop", stops, is_texts, "a text, or a list of texts, none of them empty")
+        is_ids = isinstance(ids, (list, tuple)) and all(_is_int(i, 0) for i in ids)
+        _check("stop_token_ids", ids, is_ids, "a list of token ids")
+
+    def _check_penalties(self) -> None:
+        repetition, bias = self.repetition_penalty, self.logit_bias
+        _check("repetition_penalty", repetition, _is_number(repetition, 0) and repetition > 0, "a number above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(name, getattr(self, name), _is_number(getattr(self, name), -2, 2), "a number from -2 to 2")
+        entries = {} if bias is None else bias
+        good = isinstance(entries, Mapping) and all(
+            _is_int(i, 0) and _is_number(b, -100, 100) for i, b in entries.items()
+        )
+        _check("logit_bias", bias, good, "None or {token id: number from -100 to 100}")
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """ParameterError for an id that the vocabulary does not have: known only once the model is."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias or {})):
+            for token_id in ids:
+                _check(name, token_id, token_id < vocab_size, f"ids from 0 to {vocab_size - 1}")
+
+
+@dataclass
+class SamplingState:
+    """What sampling must remember of one sequence: parameters, its own random numbers, the tokens so far.
+
+    Every sequence draws from its own generator, one number a token: its company in the batch can't change its text.
+    end_ids: ids that would end it, held back until `min_tokens`.   index: which of the `n` answers this is.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int] = ()
+    end_ids: frozenset[int] = frozenset()
+    index: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        seed = self.params.seed
+        self.rng = np.random.default_rng(None if seed is None else [int(seed), self.index])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The choice for one sequence.
+
+    logprobs: {token id: natural log of its probability}, the chosen one included.
+    """
+
+    token_id: int
+    logprobs: dict[int, float] | None = None
+
+
+def adjust(logits: Floats, state: SamplingState) -> None:
+    """Apply one sequence's bias, penalties and minimum length to its row of logits, in place: [V]."""
+    p, output = state.params, state.output_token_ids
+    for token_id, bias in (p.logit_bias or {}).items():
+        logits[token_id] += bias
+    if p.repetition_penalty != 1:
+        seen = np.unique(np.array([*state.prompt_token_ids, *output], np.int64))
+        score = logits[seen]
+        logits[seen] = np.where(score > 0, score / p.repetition_penalty, score * p.repetition_penalty)
+    if (p.presence_penalty or p.frequency_penalty) and output:
+        seen, counts = np.unique(np.array(output, np.int64), return_counts=True)
+        logits[seen] -= p.presence_penalty + p.frequency_penalty * counts
+    if len(output) < p.min_tokens and state.end_ids:
+        logits[list(state.end_ids)] = -np.inf
+
+
+def needs_adjusting(state: SamplingState) -> bool:
+    """Whether `adjust` would change anything for this sequence now."""
+    p = state.params
+    penalised = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
+    return bool(p.logit_bias or penalised or len(state.output_token_ids) < p.min_tokens)
+
+
+def keep_counts(sorted_probs: Floats, params: Sequence[SamplingParams]) -> NDArray[np.int64]:
+    """How many of the likeliest tokens each row keeps, int64 [B]: the least of what top-k, top-p and min-p allow.
+
+    sorted_probs [B, V]: descending. All three filters keep the likeliest n tokens, only their n differs: top-k names
+    it, top-p takes the fewest whose probabilities, rescaled to what top-k left, reach p, min-p takes those of at
+    least min_p times the first. At least one token always stays.
+    """
+    vocab_size = sorted_probs.shape[1]
+    top_k = np.array([p.top_k if p.top_k > 0 else vocab_size for p in params]).clip(max=vocab_size)
+    top_p = np.array([[p.top_p] for p in params])
+    min_p = np.array([[p.min_p] for p in params])
+    mass = np.cumsum(sorted_probs, axis=1)
+    target = top_p * np.take_along_axis(mass, top_k[:, None] - 1, axis=1)
+    by_top_p = np.where(top_p[:, 0] < 1, (mass < target).sum(axis=1) + 1, vocab_size)
+    by_min_p = (sorted_probs >= min_p * sorted_probs[:, :1]).sum(axis=1)
+    return np.minimum(np.minimum(top_k, by_top_p), by_min_p)
+
+
+def keep_likeliest(probs: Floats, sorted_probs: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask [B, V] of the `counts` likeliest tokens of each row; among equals the lower id stays."""
+    threshold = np.take_along_axis(sorted_probs, counts[:, None] - 1, axis=1)
+    above, equal = probs > threshold, probs == threshold
+    room = counts[:, None] - above.sum(axis=1, keepdims=True)
+    return above | (equal & (np.cumsum(equal, axis=1) <= room))
+
+
+class LogitsError(RvllmError):
+    """A model gave logits that are not numbers."""
+
+
+def draw(logits: Floats, states: Sequence[SamplingState]) -> NDArray[np.int64]:
+    """One token for each row by temperature, then top-k, top-p, min-p, then chance: [B, V] -> int64 [B]."""
+    params = [s.params for s in states]
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):  # a temperature near 0 sends all but the best to -inf: that is its meaning
+        probs = np.exp(shifted / np.array([[p.temperature] for p in params]))
+    probs /= probs.sum(axis=1, keepdims=True)
+    if any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params):
+        sorted_probs = -np.sort(-probs, axis=1)
+        probs *= keep_likeliest(probs, sorted_probs, keep_counts(sorted_probs, params))
+    mass = np.cumsum(probs, axis=1)
+    level = np.array([[s.rng.random()] for s in states]) * mass[:, -1:]
+    level = np.minimum(level, np.nextafter(mass[:, -1:], 0))  # rounding must not carry it to the very end
+    return (mass <= level).sum(axis=1)
+
+
+def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list[Sampled]:
+    """Choose the next token of every sequence: float32 [B, V], one state a row. Notebook 04, section 5.
+
+    Order: logit bias, penalties, minimum length; then arg-max where the temperature is 0 (the lowest id wins a tie);
+    else temperature, top-k, top-p, min-p, one draw. Raises LogitsError for NaN.
+    """
+    if np.isnan(logits.sum()):
+        raise LogitsError("the model's logits hold NaN: the weights, or the cache, are damaged")
+    adjusted = logits
+    if changed := [i for i, s in enumerate(states) if needs_adjusting(s)]:
+        adjusted = logits.copy()
+        for i in changed:
+            adjust(adjusted[i], states[i])
+    chosen = adjusted.argmax(axis=1)
+    if random := [i for i, s in enumerate(states) if s.params.temperature > 0]:
+        chosen[random] = draw(adjusted[random], [states[i] for i in random])
+    return [Sampled(int(t), logprobs(logits[i], int(t), states[i].params)) for i, t in enumerate(chosen)]
+
+
+def logprobs(logits: NDArray[np.float32], token_id: int, params: SamplingParams) -> dict[int, float] | None:
+    """Log-probabilities of the chosen and the `params.logprobs` likeliest tokens of one row [V]; None if not asked.
+
+    Taken from the model's own logits, before bias, temperature and filters; entries of -inf are left out.
+    """
+    if params.logprobs is None:
+        return None
+    wide = logits.astype(np.float64)
+    log_total = np.log(np.exp(wide - wide.max()).sum()) + wide.max()
+    likeliest = np.argsort(-wide, kind="stable")[: params.logprobs]
+    return {int(i): min(0.0, float(wide[i] - log_total)) for i in (token_id, *likeliest) if np.isfinite(wide[i])}
+
+
+class StopBuffer:
+    """Holds text back while it may be the beginning of a stop text. Notebook 04, section 6.
+
+    `push` returns what is safe to show; `stopped` turns true once a stop text is complete (it is not shown, and of
+    several the one that begins first counts). `finish` returns what was held when the answer ends for another reason.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self.stop, self.stopped, self._held = tuple(stop), False, ""
+
+    def push(self, text: str) -> str:
+        """Add text; get the part that can no longer belong to a stop text."""
+        held = self._held + text
+        found = [i for i in (held.find(s) for s in self.stop) if i >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return held[: min(found)]
+        keep = max((self._overlap(held, s) for s in self.stop), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def finish(self) -> str:
+        """What is left once no more text can come."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that a stop text begins with."""
+        longest = min(len(text), len(stop) - 1)
+        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

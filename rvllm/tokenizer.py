@@ -1,0 +1,419 @@
+"""Text to ids and back by the rules in a GGUF file: byte-level BPE, chat template, decoding piece by piece.
+
+Generated from notebooks/02_tokenizer.ipynb; edit there, then run: python tools/nb.py export
+"""
+
+from __future__ import annotations
+
+import codecs
+import datetime
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
+
+from rvllm.errors import RvllmError
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class TokenizerError(RvllmError):
+    """A vocabulary that can't be used, or text and ids that don't belong to it. Notebook 02, section 2."""
+
+
+class ChatTemplateError(RvllmError):
+    """A chat template that is missing, broken, forbidden, or that refused the conversation.
+
+    Notebook 02, section 6.
+    """
+
+
+def byte_alphabet() -> dict[int, str]:
+    """The printable stand-in of each byte: itself where printable, else the next free code point from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+
+
+BYTE_OF = {character: byte for byte, character in byte_alphabet().items()}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+
+
+def token_bytes(text: str, token_type: int) -> bytes:
+    """The bytes that a token stands for.
+
+    Special tokens are written as they are, the others in byte characters.
+    """
+    if token_type == BYTE and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", text):
+        return bytes([int(text[3:5], 16)])
+    if token_type in (CONTROL, USER_DEFINED, UNKNOWN):
+        return text.encode()
+    return b"".join(bytes([BYTE_OF[c]]) if c in BYTE_OF else c.encode() for c in text)
+
+
+def read_vocab(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Tokens and their types, checked: TokenizerError for another kind, duplicates, or lists of unequal length."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise TokenizerError(f"tokenizer.ggml.model: found {kind!r}; allowed: 'gpt2' (byte-level BPE)")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
+        raise TokenizerError("tokenizer.ggml.tokens: found no list of strings; it must hold the vocabulary")
+    if len(set(tokens)) != len(tokens):
+        twice = next(t for t in tokens if tokens.count(t) > 1)
+        raise TokenizerError(f"tokenizer.ggml.tokens: found {twice!r} twice; every token must be unique")
+    for key in ("token_type", "scores"):
+        values = metadata.get(f"tokenizer.ggml.{key}", [NORMAL] * len(tokens))
+        if not isinstance(values, (list, np.ndarray)) or len(values) != len(tokens):
+            raise TokenizerError(f"tokenizer.ggml.{key}: must have one entry for each of the {len(tokens)} tokens")
+    types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    return tokens, [int(t) for t in types]
+
+
+def read_merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Merge rules, best first.
+
+    A rule that leads out of the vocabulary would make the library panic: an error here.
+    """
+    lines = metadata.get("tokenizer.ggml.merges", [])
+    merges = []
+    for rank, line in enumerate(lines if isinstance(lines, list) else [None]):
+        cut = line.find(" ", 1) if isinstance(line, str) else -1  # from index 1: the left part may be a space itself
+        left, right = (line[:cut], line[cut + 1 :]) if cut > 0 else ("", "")
+        if not (left in vocab and right in vocab and left + right in vocab):
+            raise TokenizerError(
+                f"tokenizer.ggml.merges[{rank}]: found {line!r}; both parts and their union must be tokens"
+            )
+        merges.append((left, right))
+    return merges
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    "smollm": [r"\p{N}", GPT2],
+    "gpt-2": [GPT2],
+    "llama-bpe": [LLAMA3],
+    "qwen2": [LLAMA3.replace("{1,3}", "")],
+    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+}
+# Other names that llama.cpp gives to the same splitting.
+SAME_AS = {
+    "smollm": "starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    "gpt-2": "phi-2 jina-es jina-de mpt olmo jais trillion gigachat modern-bert exaone4 roberta-bpe",
+    "llama-bpe": "llama3 llama-v3 falcon3 pixtral lfm2 midm-2.0 dbrx smaug-bpe chatglm-bpe glm4",
+    "qwen2": "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2",
+}
+SPLIT_OF = {name: name for name in SPLITS} | {alias: name for name, names in SAME_AS.items() for alias in names.split()}
+# Here a word that is in the vocabulary as a whole is taken whole, even if no merges lead to it.
+IGNORE_MERGES = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0"}
+
+
+def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    """Cut text into words, pass after pass, then spell each word in byte characters.
+
+    Notebook 02, section 4.
+    """
+    if name not in SPLIT_OF:
+        raise TokenizerError(f"tokenizer.ggml.pre: found {name!r}; allowed: {', '.join(sorted(SPLIT_OF))}")
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[SPLIT_OF[name]]]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+EOG_TEXTS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<EOT>",
+)
+
+
+def special_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:
+    """An id such as `tokenizer.ggml.eos_token_id`, or None where the file has none."""
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < n_tokens:
+        raise TokenizerError(f"tokenizer.ggml.{name}_token_id: found {value!r}; allowed: 0 to {n_tokens - 1}")
+    return value
+
+
+def end_of_generation(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
+    """Every id that ends an answer: what the file names, and the well-known end texts among its special tokens."""
+    named = (special_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom"))
+    by_text = {i for i, text in enumerate(tokens) if text in EOG_TEXTS and types[i] in (CONTROL, USER_DEFINED)}
+    return frozenset(by_text | {i for i in named if i is not None})
+
+
+MAX_TURNS = 100_000
+MAX_REPEAT = 1_000_000
+
+
+class TurnBudget:
+    """All loops over `range` in one rendering together may take MAX_TURNS turns."""
+
+    def __init__(self) -> None:
+        self.left = MAX_TURNS
+
+    def spend(self, numbers: range) -> Iterator[int]:
+        """The numbers of a range, counted off one by one."""
+        for number in numbers:
+            self.left -= 1
+            if self.left < 0:
+                raise SecurityError(f"more than {MAX_TURNS:,} turns of its loops")
+            yield number
+
+
+class CountedRange:
+    """What `range(...)` gives inside a template."""
+
+    def __init__(self, budget: TurnBudget, *args: int) -> None:
+        self.budget, self.numbers = budget, range(*args)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return self.budget.spend(self.numbers)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja2's sandbox, and no giant products: a template is a stranger's data, not a program of ours."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Allow `*` up to MAX_REPEAT; refuse `**`."""
+        if operator == "**" or any(isinstance(x, (int, float)) and abs(x) > MAX_REPEAT for x in (left, right)):
+            raise SecurityError(f"{operator} with operands over {MAX_REPEAT:,}")
+        return super().call_binop(context, operator, left, right)
+
+
+def _refuse(message: str) -> None:
+    raise ChatTemplateError(f"the model's chat template refuses this conversation: {message}")
+
+
+class ChatTemplate:
+    """The Jinja2 template of a model file, rendered in a sandbox. Notebook 02, section 6."""
+
+    def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
+        self._constants = special_texts  # bos_token, eos_token, ...: templates use these names
+        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        sandbox.globals["raise_exception"] = _refuse
+        sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        try:
+            self._template = sandbox.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"the model's chat template, line {error.lineno}: {error.message}") from None
+
+    def render(self, messages: Messages, add_generation_prompt: bool) -> str:
+        """The conversation as one text.
+
+        ChatTemplateError if the template breaks, refuses, or tries to escape.
+        """
+        budget = TurnBudget()
+        try:
+            return self._template.render(
+                self._constants,
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                range=lambda *args: CountedRange(budget, *args),
+            )
+        except SecurityError as error:
+            raise ChatTemplateError(f"the model's chat template was stopped: {error}") from None
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise ChatTemplateError(f"the model's chat template failed: {error}") from None
+
+
+class Mask:
+    """Hides special-token texts inside messages while the template runs, one private character for each.
+
+    After rendering, every special text still in sight was written by the template itself.
+    """
+
+    def __init__(self, special_texts: Sequence[str], messages: Messages) -> None:
+        used = set(json.dumps(messages, ensure_ascii=False, default=str))
+        free = (chr(c) for c in range(0xF0000, 0x10FFFE) if chr(c) not in used)
+        longest_first = sorted(special_texts, key=len, reverse=True)
+        self._covers = dict(zip(longest_first, free, strict=False))
+        self._reveal = str.maketrans({cover: text for text, cover in self._covers.items()})
+
+    def cover(self, value: Any) -> Any:
+        """The same messages with every special text replaced by its private character."""
+        if isinstance(value, str):
+            for text, cover in self._covers.items():
+                value = value.replace(text, cover)
+            return value
+        if isinstance(value, Mapping):
+            return {key: self.cover(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.cover(item) for item in value]
+        return value
+
+    def uncover(self, text: str) -> str:
+        """Put the special texts back, now as ordinary text."""
+        return text.translate(self._reveal)
+
+
+def check_messages(messages: Any) -> Messages:
+    """Messages as a list of {"role": str, "content": str}; ChatTemplateError says which one is not."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise ChatTemplateError(f"messages: found {messages!r}; allowed: a list of one or more messages")
+    for i, message in enumerate(messages):
+        fields = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+        if not all(isinstance(field, str) for field in fields):
+            raise ChatTemplateError(f"messages[{i}]: found {message!r}; allowed: {{'role': str, 'content': str}}")
+    return messages
+
+
+def build_bpe(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], pre: str
+) -> tokenizers.Tokenizer:
+    """A byte-level BPE of the `tokenizers` library out of the file's own lists."""
+    vocab = {text: i for i, text in enumerate(tokens)}
+    bpe = models.BPE(vocab, read_merges(metadata, vocab), ignore_merges=pre in IGNORE_MERGES)
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizer(pre)
+    special = [
+        AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind in (CONTROL, UNKNOWN)
+    ]
+    always = [AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(always)  # found in any text, even where special texts are not looked for
+    return tokenizer
+
+
+class Tokenizer:
+    """Text to ids and back, by the rules in a GGUF file's metadata. Notebook 02, section 5.
+
+    tokens: the vocabulary; pre: name of the word splitting; bos_id, eos_id: int or None; add_bos, add_eos: whether
+    `encode` adds them; eog_ids: every id that ends an answer; chat_template: ChatTemplate or None.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.tokens, types = read_vocab(metadata)
+        self.pre = self._pre_name(metadata)
+        self.bos_id = special_id(metadata, "bos", len(self.tokens))
+        self.eos_id = special_id(metadata, "eos", len(self.tokens))
+        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self.pre in IGNORE_MERGES))
+        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+        if (self.add_bos and self.bos_id is None) or (self.add_eos and self.eos_id is None):
+            raise TokenizerError("tokenizer.ggml.add_bos_token / add_eos_token: set, but the file names no such token")
+        self.eog_ids = end_of_generation(metadata, self.tokens, types)
+        self.special_ids = {t: i for i, t in enumerate(self.tokens) if types[i] in (CONTROL, UNKNOWN)}
+        self._bpe = build_bpe(metadata, self.tokens, types, self.pre)
+        self._bytes = [token_bytes(t, kind) for t, kind in zip(self.tokens, types, strict=True)]
+        self.chat_template = self._read_template(metadata)
+
+    def encode(self, text: str, parse_special: bool = True, add_special: bool = True) -> list[int]:
+        """Ids of a text. `parse_special`: a special token's text becomes that token, else it is ordinary text.
+
+        `add_special`: put BOS in front where the file asks for it and the text does not already begin with it (EOS
+        at the end likewise). A byte that the vocabulary lacks is dropped, as in llama.cpp and transformers.
+        """
+        if not isinstance(text, str):
+            raise TokenizerError(f"text: found {type(text).__name__}; allowed: str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"text: lone surrogate {text[error.start]!r} at {error.start}; not a character"
+            ) from None
+        self._bpe.encode_special_tokens = not parse_special
+        ids = self._bpe.encode(text, add_special_tokens=False).ids
+        return self._with_bos_and_eos(ids) if add_special else ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. TokenizerError for an id out of range."""
+        return b"".join(self.token_bytes(i, skip_special) for i in ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int, skip_special: bool = True) -> bytes:
+        """The bytes of one token; none for a special token unless `skip_special` is off."""
+        if not 0 <= token_id < len(self.tokens):
+            raise TokenizerError(f"token id: found {token_id}; allowed: 0 to {len(self.tokens) - 1}")
+        hidden = skip_special and self.tokens[token_id] in self.special_ids
+        return b"" if hidden else self._bytes[token_id]
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """The conversation as the model's template writes it."""
+        return self._template().render(check_messages(messages), add_generation_prompt)
+
+    def encode_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Ids of a conversation. Special tokens come from the template alone: what people typed is ordinary text.
+
+        `parse_special` lifts that, for those who want to write special tokens in a message.
+        """
+        if parse_special:
+            return self._with_bos_and_eos(self.encode(self.render_chat(messages, add_generation_prompt), True, False))
+        mask = Mask(list(self.special_ids), messages)
+        rendered = self.render_chat(mask.cover(messages), add_generation_prompt)
+        ids: list[int] = []
+        for piece in self._special_pattern.split(rendered):
+            if piece in self.special_ids:
+                ids.append(self.special_ids[piece])
+            elif piece:
+                ids += self.encode(mask.uncover(piece), parse_special=False, add_special=False)
+        return self._with_bos_and_eos(ids)
+
+    def _with_bos_and_eos(self, ids: list[int]) -> list[int]:
+        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids = [self.bos_id, *ids]
+        return [*ids, self.eos_id] if self.add_eos and self.eos_id is not None else ids
+
+    def _template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise ChatTemplateError("tokenizer.chat_template: the file has none; send plain text instead of a chat")
+        return self.chat_template
+
+    def _read_template(self, metadata: Mapping[str, Any]) -> ChatTemplate | None:
+        texts = sorted(self.special_ids, key=len, reverse=True)
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, texts))})" if texts else r"((?!))")
+        source = metadata.get("tokenizer.chat_template")
+        constants = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        names = {name: "" if i is None else self.tokens[i] for name, i in constants.items()}
+        return ChatTemplate(source, names) if isinstance(source, str) else None
+
+    @staticmethod
+    def _pre_name(metadata: Mapping[str, Any]) -> str:
+        if "tokenizer.ggml.pre" not in metadata:
+            warnings.warn("tokenizer.ggml.pre is missing: using 'default'; the text may be cut wrongly", stacklevel=3)
+        return str(metadata.get("tokenizer.ggml.pre", "default"))
+
+
+class IncrementalDecoder:
+    """Ids in, text out, never half a character. Notebook 02, section 7.
+
+    `push` returns what has become certain, often "" or several characters. `finish` shows what is left of an
+    unfinished character as U+FFFD, so that the pieces join to exactly what `Tokenizer.decode` gives.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes."""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id, self._skip_special))
+
+    def finish(self) -> str:
+        """The rest: "" or U+FFFD."""
+        return self._utf8.decode(b"", final=True)
