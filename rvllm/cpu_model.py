@@ -72,14 +72,6 @@ def adjacent_rows(weight: Floats, num_heads: int) -> Floats:
     return weight.reshape(num_heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def silu_mul(gate_up: Floats) -> Floats:
-    """silu(gate) · up with gate and up side by side: float32 [n, 2F] -> [n, F]. Notebook 03, section 6."""
-    F = gate_up.shape[-1] // 2
-    gate, up = gate_up[:, :F], gate_up[:, F:]
-    with np.errstate(over="ignore"):  # exp(-gate) may be inf; gate / inf is the right answer, 0
-        return gate / (1 + np.exp(-gate)) * up
-
-
 QUERY_TILE = 256  # queries at a time: keeps the scores of a long prompt small
 
 
@@ -90,7 +82,10 @@ def attend(q: Floats, k: Floats, v: Floats) -> Floats:
     """
     tiles = range(0, len(q), QUERY_TILE)
     first = len(k) - len(q)  # position of query 0
-    parts = [attend_tile(q[t : t + QUERY_TILE], k[: first + t + QUERY_TILE], v, first + t) for t in tiles]
+    parts = []
+    for t in tiles:
+        seen = first + t + QUERY_TILE  # keys beyond are in the future of the whole tile
+        parts.append(attend_tile(q[t : t + QUERY_TILE], k[:seen], v[:seen], first + t))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -105,7 +100,7 @@ def attend_tile(q: Floats, k: Floats, v: Floats, first: int) -> Floats:
     if T > 1:
         hidden = np.arange(S) > first + np.arange(T)[:, None]
         np.copyto(scores.reshape(K, -1, T, S), np.float32(-np.inf), where=hidden)
-    out = softmax(scores) @ v[:S].transpose(1, 0, 2)  # [K, G·T, d]
+    out = softmax(scores) @ v.transpose(1, 0, 2)  # [K, G·T, d]
     return out.reshape(K, H // K, T, d).transpose(2, 0, 1, 3).reshape(T, H, d)
 
 
@@ -115,6 +110,14 @@ def softmax(scores: Floats) -> Floats:
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores
+
+
+def silu_mul(gate_up: Floats) -> Floats:
+    """silu(gate) · up with gate and up side by side: float32 [n, 2F] -> [n, F]. Notebook 03, section 6."""
+    F = gate_up.shape[-1] // 2
+    gate, up = gate_up[:, :F], gate_up[:, F:]
+    with np.errstate(over="ignore"):  # exp(-gate) may be inf; gate / inf is the right answer, 0
+        return gate / (1 + np.exp(-gate)) * up
 
 
 class KVCache(Protocol):
@@ -230,7 +233,9 @@ class Layer:
     """The weights of one block: q, k, v stacked in one matrix, gate and up in another (one large matmul each)."""
 
     def __init__(self, file: GGUFFile, loader: MatrixLoader, index: int) -> None:
-        name = f"blk.{index}.{{}}.weight".format
+        def name(part: str) -> str:
+            return f"blk.{index}.{part}.weight"
+
         self.attn_norm = load_vector(file, name("attn_norm"))
         self.qkv = loader.stack(name("attn_q"), name("attn_k"), name("attn_v"))
         self.attn_output = loader.stack(name("attn_output"))

@@ -147,7 +147,7 @@ class Cursor:
         layout = _SCALARS.get(type_)
         n_bytes = count * (layout.size if layout else _MIN_BYTES[type_])
         start = self.need(n_bytes, f"{field} ({count:,} elements)")
-        if layout is None:
+        if layout is None:  # the smallest conceivable list would fit: go back and read the real one
             self.position = start
             return [self.value(type_, field, depth) for _ in range(count)]
         values = np.frombuffer(self.data, f"<{layout.format[1:]}", count, start).copy()
@@ -193,6 +193,11 @@ _LOOKS_LIKE = {
 }
 
 
+def round_up(position: int, alignment: int) -> int:
+    """The next multiple of `alignment`, or `position` itself if it is one."""
+    return (position + alignment - 1) // alignment * alignment
+
+
 class GGUFFile:
     """A GGUF model file behind a memory map. Notebook 01, sections 2 to 4.
 
@@ -216,7 +221,7 @@ class GGUFFile:
         for _ in range(n_keys):
             self._read_key(cursor)
         infos = [self._read_tensor(cursor) for _ in range(n_tensors)]
-        self.tensors = self._place(infos, data_start=-(-cursor.position // self.alignment) * self.alignment)
+        self.tensors = self._place(infos, data_start=round_up(cursor.position, self.alignment))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The packed bytes of a tensor: uint8 [..., bytes per row], a read-only view of the map (no copy)."""

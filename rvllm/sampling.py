@@ -31,7 +31,7 @@ def _check(name: str, value: Any, ok: bool, allowed: str) -> None:
 
 
 def _is_int(value: Any, low: int, high: float = float("inf")) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and low <= value <= high
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
 def _is_number(value: Any, low: float, high: float = float("inf")) -> bool:
@@ -44,7 +44,7 @@ class SamplingParams:
     """How the next tokens of one request are chosen and when it ends. Notebook 04, section 2.
 
     temperature: 0 = greedy (lowest id wins a tie).  top_k: 0 or -1 = off.  top_p: 1 = off.  min_p: 0 = off.
-    seed: the same seed gives the same tokens whatever else runs; None = different every time.
+    seed: the same seed draws the same random numbers whatever else runs; None = different every time.
     max_tokens: None = up to the model's context.  n: answers per prompt.
     stop: texts that end the answer and are not part of it.  stop_token_ids: ids that do.
     ignore_eos: go on past the model's own end tokens.  min_tokens: no end before so many tokens.
@@ -131,7 +131,7 @@ class SamplingParams:
 class SamplingState:
     """What sampling must remember of one sequence: parameters, its own random numbers, the tokens so far.
 
-    Every sequence draws from its own generator, one number a token: its company in the batch can't change its text.
+    Every sequence draws from its own generator, one number a token: its company in the batch can't change its draws.
     end_ids: ids that would end it, held back until `min_tokens`.   index: which of the `n` answers this is.
     """
 
@@ -198,10 +198,10 @@ def keep_counts(sorted_probs: Floats, params: Sequence[SamplingParams]) -> NDArr
     return np.minimum(np.minimum(top_k, by_top_p), by_min_p)
 
 
-def keep_likeliest(probs: Floats, sorted_probs: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask [B, V] of the `counts` likeliest tokens of each row; among equals the lower id stays."""
-    threshold = np.take_along_axis(sorted_probs, counts[:, None] - 1, axis=1)
-    above, equal = probs > threshold, probs == threshold
+def keep_largest(values: Floats, sorted_values: Floats, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask [B, V] of the `counts` largest values of each row; among equals the lower id stays."""
+    threshold = np.take_along_axis(sorted_values, counts[:, None] - 1, axis=1)  # each row's value at its own count
+    above, equal = values > threshold, values == threshold
     room = counts[:, None] - above.sum(axis=1, keepdims=True)
     return above | (equal & (np.cumsum(equal, axis=1) <= room))
 
@@ -210,20 +210,27 @@ class LogitsError(RvllmError):
     """A model gave logits that are not numbers."""
 
 
+def probabilities(logits: Floats, temperature: Floats) -> Floats:
+    """Softmax of logits [B, V] over temperatures [B, 1], in float64. The maximum comes off before dividing."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):  # a temperature near 0 sends all but the best to -inf: that is its meaning
+        probs = np.exp(shifted / temperature)
+    return probs / probs.sum(axis=1, keepdims=True)
+
+
 def draw(logits: Floats, states: Sequence[SamplingState]) -> NDArray[np.int64]:
     """One token for each row by temperature, then top-k, top-p, min-p, then chance: [B, V] -> int64 [B]."""
     params = [s.params for s in states]
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # a temperature near 0 sends all but the best to -inf: that is its meaning
-        probs = np.exp(shifted / np.array([[p.temperature] for p in params]))
-    probs /= probs.sum(axis=1, keepdims=True)
+    temperature = np.array([[p.temperature] for p in params])
+    probs = probabilities(logits, temperature)
     if any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params):
-        sorted_probs = -np.sort(-probs, axis=1)
-        probs *= keep_likeliest(probs, sorted_probs, keep_counts(sorted_probs, params))
+        ordered = -np.sort(-logits, axis=1)  # logits, not probabilities: a high temperature makes those equal
+        counts = keep_counts(probabilities(ordered, temperature), params)
+        probs *= keep_largest(logits, ordered, counts)
     mass = np.cumsum(probs, axis=1)
     level = np.array([[s.rng.random()] for s in states]) * mass[:, -1:]
     level = np.minimum(level, np.nextafter(mass[:, -1:], 0))  # rounding must not carry it to the very end
-    return (mass <= level).sum(axis=1)
+    return (mass <= level).sum(axis=1)  # tokens whose running sum has not passed the level: the count is the id
 
 
 def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list[Sampled]:

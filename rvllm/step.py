@@ -63,7 +63,7 @@ def make_step(
             )
         tables[i, : len(blocks)] = blocks
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    owner = np.repeat(np.arange(len(counts)), counts)
+    owner = np.repeat(np.arange(len(counts)), counts)  # of each token, the sequence it belongs to
     positions = (np.arange(starts[-1]) - starts[owner] + computed[owner]).astype(np.int32)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     token_ids = np.concatenate([np.asarray(ids, np.int32) for ids in new_token_ids])

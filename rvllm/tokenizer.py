@@ -200,8 +200,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Allow `*` up to MAX_REPEAT; refuse `**`."""
-        if operator == "**" or any(isinstance(x, (int, float)) and abs(x) > MAX_REPEAT for x in (left, right)):
-            raise SecurityError(f"{operator} with operands over {MAX_REPEAT:,}")
+        if operator == "**":
+            raise SecurityError("the operator ** is not allowed")
+        if any(isinstance(x, (int, float)) and abs(x) > MAX_REPEAT for x in (left, right)):
+            raise SecurityError(f"{operator} with an operand over {MAX_REPEAT:,}")
         return super().call_binop(context, operator, left, right)
 
 
@@ -336,7 +338,7 @@ class Tokenizer:
             raise TokenizerError(
                 f"text: lone surrogate {text[error.start]!r} at {error.start}; not a character"
             ) from None
-        self._bpe.encode_special_tokens = not parse_special
+        self._bpe.encode_special_tokens = not parse_special  # the library's word for "as ordinary text"
         ids = self._bpe.encode(text, add_special_tokens=False).ids
         return self._with_bos_and_eos(ids) if add_special else ids
 
@@ -386,7 +388,9 @@ class Tokenizer:
 
     def _read_template(self, metadata: Mapping[str, Any]) -> ChatTemplate | None:
         texts = sorted(self.special_ids, key=len, reverse=True)
-        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, texts))})" if texts else r"((?!))")
+        self._special_pattern = re.compile(
+            f"({'|'.join(map(re.escape, texts))})" if texts else r"((?!))"
+        )  # (?!) matches nothing
         source = metadata.get("tokenizer.chat_template")
         constants = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         names = {name: "" if i is None else self.tokens[i] for name, i in constants.items()}

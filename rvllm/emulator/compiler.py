@@ -1,0 +1,115 @@
+"""Finding a C++ compiler, and keeping what it has compiled."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rvllm.emulator.errors import CompileError, CompilerMissingError
+
+INSTALL_HINT = "install one with: sudo apt-get install -y g++"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler.
+
+    `identity` changes whenever the program changes. It is taken from the file (path, size, time) and not from
+    `--version`, so that a program that finds everything in the cache never starts the compiler.
+    """
+
+    path: str
+    identity: str
+    is_clang: bool
+
+
+def find_compiler() -> Compiler:
+    """The compiler named by the environment variable CXX, else g++, clang++ or c++.
+
+    Raises:
+        CompilerMissingError: there is none, or CXX names a program that does not exist.
+    """
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
+        if path := shutil.which(name):
+            return _describe(path, os.stat(path).st_mtime_ns)
+    what = f"CXX={chosen} is not a program" if chosen else "found no g++, clang++ or c++"
+    raise CompilerMissingError(f"the CUDA emulator needs a C++ compiler, but {what}; {INSTALL_HINT}")
+
+
+def require_check_mode(compiler: Compiler, mode: str) -> None:
+    """Raises CompilerMissingError if the mode is "check" and the compiler cannot do it."""
+    if mode == "check" and compiler.is_clang:
+        raise CompilerMissingError(
+            f"check mode relies on g++ (its calls for memory accesses), but the compiler is {compiler.path}; "
+            'use mode="fast", or install g++ with: sudo apt-get install -y g++'
+        )
+
+
+@functools.lru_cache
+def _describe(path: str, changed: int) -> Compiler:
+    real = Path(path).resolve()
+    status = real.stat()
+    is_clang = "clang" in real.name
+    return Compiler(path, f"{real} {status.st_size} {status.st_mtime_ns} {changed}", is_clang)
+
+
+def available(mode: str = "fast") -> tuple[bool, str]:
+    """Can kernels be emulated on this machine in this mode? If not, the second value says why."""
+    if not sys.platform.startswith("linux"):
+        return False, f"the CUDA emulator runs on Linux (or WSL) only, this is {platform.system()}"
+    try:
+        compiler = find_compiler()
+        require_check_mode(compiler, mode)
+    except CompilerMissingError as error:
+        return False, str(error)
+    return True, f"kernels are compiled by {compiler.path}"
+
+
+def cache_folder() -> Path:
+    """Where compiled objects are kept: $RVLLM_CACHE/emulator, or ~/.cache/rvllm/emulator."""
+    base = os.environ.get("RVLLM_CACHE")
+    return (Path(base) if base else Path.home() / ".cache" / "rvllm") / "emulator"
+
+
+def cached(key: object, suffix: str, build: Callable[[Path, Path], None]) -> Path:
+    """The file made earlier for an equal `key`, or a new one made by `build(output, work_folder)`.
+
+    A new file gets its final name in one step, when it is complete. So processes that build the same at the
+    same
+    time do not disturb each other: the last one wins, with equal content.
+    """
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    folder = cache_folder()
+    path = folder / (digest[:32] + suffix)
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        work = tempfile.TemporaryDirectory(dir=folder, prefix="build-")
+    except OSError as error:
+        raise CompileError(
+            "cache", f"cannot write the cache folder {folder} ({error}); set RVLLM_CACHE to one", []
+        ) from error
+    with work as name:
+        output = Path(name) / ("output" + suffix)
+        build(output, Path(name))
+        output.replace(path)
+    return path
+
+
+def run_compiler(compiler: Compiler, arguments: list[str], folder: Path) -> str | None:
+    """Runs the compiler in `folder`; None on success, else what it printed."""
+    environment = os.environ | {"LC_ALL": "C"}
+    command = [compiler.path, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    return None if done.returncode == 0 else done.stderr or done.stdout or f"exit status {done.returncode}"

@@ -1,0 +1,36 @@
+"""Every exercise: its check says "not solved yet" for the gap that ships, and "solved" for the solution."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NAMES = [path.stem for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))]
+
+
+def cells(name: str, tag: str) -> list[str]:
+    notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
+    return ["".join(c["source"]) for c in notebook["cells"] if tag in c["metadata"].get("tags", [])]
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("name", NAMES)
+def test_gaps_are_open_and_solutions_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gaps, checks = cells(name, "exercise"), cells(name, "exercise-check")
+    assert len(gaps) == len(checks) >= 1, "each exercise has a gap and a check"
+    namespace: dict[str, Any] = {}
+    for source in [*gaps, *checks]:
+        exec(compile(source, f"{name}.ipynb", "exec"), namespace)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.endswith("not solved yet") for line in said] == [True] * len(checks), said
+
+    solution = NOTEBOOKS / "solutions" / f"{name}.py"
+    exec(compile(solution.read_text(encoding="utf-8"), solution.name, "exec"), namespace)
+    for source in checks:
+        exec(compile(source, f"{name}.ipynb", "exec"), namespace)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.endswith(": solved") for line in said] == [True] * len(checks), said
