@@ -33,13 +33,19 @@ class Keys:
     def integer(self, key: str, default: Any = _REQUIRED) -> int:
         """A count of at least 1; a list is allowed where all its entries agree (one per layer)."""
         value = self._get(key, default)
-        if isinstance(value, (np.ndarray, list)):
-            if len(set(map(int, value))) != 1:
-                raise ConfigError(f"{key}: found {list(map(int, value))}; allowed: the same number for every layer")
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            if len(set(value.tolist())) != 1:
+                raise ConfigError(f"{key}: found {value.tolist()}; allowed: the same number for every layer")
             value = int(value[0])
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{key}: found {value!r}; allowed: an integer of at least 1")
         return value
+
+    def one_per_layer(self, key: str, layers: int) -> None:
+        """Where a count is a list, it has an entry for each layer."""
+        value = self._metadata.get(key)
+        if isinstance(value, np.ndarray) and len(value) != layers:
+            raise ConfigError(f"{key}: found {len(value)} entries; allowed: one for each of {layers} layers")
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A positive, finite number."""
@@ -51,7 +57,7 @@ class Keys:
     def forbid(self, key: str, *harmless: Any) -> None:
         """A key whose presence would change the mathematics; only the harmless values pass."""
         value = self._metadata.get(key)
-        if value is not None and value not in harmless:
+        if value is not None and (isinstance(value, np.ndarray) or value not in harmless):
             raise ConfigError(f"{key}: found {value!r}; allowed: absent or {', '.join(map(repr, harmless))}")
 
     def _get(self, key: str, default: Any) -> Any:
@@ -88,7 +94,7 @@ class LlamaConfig:
         ConfigError names the key, the value found and those allowed.
         """
         architecture = metadata.get("general.architecture")
-        if architecture != "llama":
+        if not isinstance(architecture, str) or architecture != "llama":
             raise ConfigError(f"general.architecture: found {architecture!r}; allowed: 'llama'")
         keys = Keys(metadata)
         cls._forbid_variants(keys)
@@ -113,7 +119,8 @@ class LlamaConfig:
     def _forbid_variants(keys: Keys) -> None:
         keys.forbid("split.count", 0, 1)
         keys.forbid("llama.rope.scaling.type", "none")
-        keys.forbid("llama.rope.scale_linear", 1.0)
+        keys.forbid("llama.rope.scale_linear", 0.0, 1.0)
+        keys.forbid("llama.rope.scaling.factor", 0.0, 1.0)
         keys.forbid("llama.expert_count", 0)
         keys.forbid("llama.attention.sliding_window", 0)
 
@@ -121,6 +128,8 @@ class LlamaConfig:
         heads, kv_heads, d = self.num_attention_heads, self.num_key_value_heads, self.head_dim
         keys.forbid("llama.attention.value_length", d)
         keys.forbid("llama.rope.dimension_count", d)
+        for name in ("head_count", "head_count_kv"):
+            keys.one_per_layer(f"llama.attention.{name}", self.num_hidden_layers)
         if heads % kv_heads:
             raise ConfigError(f"llama.attention.head_count: found {heads}; allowed: a multiple of {kv_heads} KV heads")
         if "llama.attention.key_length" not in keys._metadata and self.hidden_size % heads:

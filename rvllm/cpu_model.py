@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 
 from rvllm.config import ConfigError, LlamaConfig
 from rvllm.gguf import GGUFFile
-from rvllm.quants import dequantize
+from rvllm.quants import TensorTypeError, dequantize
 from rvllm.step import Step
 
 Floats = NDArray[np.float32]
@@ -182,7 +184,8 @@ def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
     """ConfigError for a tensor that is missing, of another shape, or that this model would silently ignore."""
-    expected = expected_shapes(config)
+    blocks = min(config.num_hidden_layers, len(file.tensors))  # enough to find one missing; a file may say 2^64
+    expected = expected_shapes(replace(config, num_hidden_layers=blocks))
     optional = {"output.weight": expected["token_embd.weight"], "rope_freqs.weight": (config.head_dim // 2,)}
     for name in expected:
         if name not in file.tensors:
@@ -195,11 +198,34 @@ def check_tensors(file: GGUFFile, config: LlamaConfig) -> None:
             raise ConfigError(f"{file.path}: tensor {name}: not part of a llama model; it would be ignored")
         if info.shape != allowed:
             raise ConfigError(f"{file.path}: tensor {name}: found shape {info.shape}; allowed: {allowed}")
+    for type_, name in {info.type: name for name, info in file.tensors.items()}.items():
+        try:
+            dequantize(np.zeros(GGML_QUANT_SIZES[type_][1], np.uint8), type_)  # one block: is there a decoder?
+        except TensorTypeError as error:
+            raise TensorTypeError(f"{file.path}: tensor {name}: {error}") from None
+
+
+def read_config(file: GGUFFile) -> LlamaConfig:
+    """The file's hyper-parameters, with all its tensors checked against them."""
+    try:
+        config = LlamaConfig.from_metadata(file.metadata)
+    except ConfigError as error:
+        raise ConfigError(f"{file.path}: {error}") from None
+    check_tensors(file, config)
+    return config
 
 
 def load_vector(file: GGUFFile, name: str) -> Floats:
     """A small tensor as float32."""
     return dequantize(file.raw(name), file.tensors[name].type)
+
+
+def read_rotary(file: GGUFFile, config: LlamaConfig) -> RotaryEmbedding:
+    """RoPE with the file's own frequency factors, if it has them."""
+    factors = load_vector(file, "rope_freqs.weight") if "rope_freqs.weight" in file.tensors else None
+    if factors is not None and not np.all((factors > 0) & np.isfinite(factors)):
+        raise ConfigError(f"{file.path}: tensor rope_freqs.weight: found {factors}; allowed: positive numbers")
+    return RotaryEmbedding(config.head_dim, config.rope_theta, factors)
 
 
 class MatrixLoader:
@@ -252,12 +278,10 @@ class CpuModel:
     """
 
     def __init__(self, file: GGUFFile) -> None:
-        self.config = LlamaConfig.from_metadata(file.metadata)
-        check_tensors(file, self.config)
+        self.config = read_config(file)
         self.heads = (self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim)
         self._file, loader = file, MatrixLoader(file)
-        freq_factors = load_vector(file, "rope_freqs.weight") if "rope_freqs.weight" in file.tensors else None
-        self.rotary = RotaryEmbedding(self.config.head_dim, self.config.rope_theta, freq_factors)
+        self.rotary = read_rotary(file, self.config)
         self.layers = [Layer(file, loader, i) for i in range(self.config.num_hidden_layers)]
         self.output_norm = load_vector(file, "output_norm.weight")
         tied = "output.weight" not in file.tensors

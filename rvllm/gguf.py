@@ -21,6 +21,12 @@ from numpy.typing import NDArray
 from rvllm.errors import RvllmError
 
 
+def shorten(text: str, limit: int = 200) -> str:
+    """Text out of a file, fit for a message: no control characters, and no megabytes of it."""
+    text = text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class GGUFError(RvllmError):
     """A file that can't be read as GGUF: which file, which field, what was found, what is allowed.
 
@@ -28,6 +34,7 @@ class GGUFError(RvllmError):
     """
 
     def __init__(self, path: Path, field: str, found: str, allowed: str) -> None:
+        field, found = shorten(field), shorten(found)
         self.path, self.field, self.found, self.allowed = path, field, found, allowed
         super().__init__(f"{path}: {field}: found {found}; allowed: {allowed}")
 
@@ -109,16 +116,16 @@ class Cursor:
         """Eight bytes, unsigned."""
         return int(self.scalar(GGUFValueType.UINT64, field))
 
-    def string(self, field: str, limit: int = MAX_STRING) -> str:
+    def string(self, field: str, limit: int = MAX_STRING, error: type[GGUFError] = MetadataError) -> str:
         """A length (u64) and that many bytes of UTF-8."""
         length = self.u64(f"{field} (length)")
         if length > limit:
-            raise MetadataError(self.path, field, f"a string of {length:,} bytes", f"at most {limit:,}")
+            raise error(self.path, field, f"a string of {length:,} bytes", f"at most {limit:,}")
         start = self.need(length, field)
         try:
             return str(self.data[start : start + length], "utf-8")
-        except UnicodeDecodeError as error:
-            raise MetadataError(self.path, field, f"bytes that are not UTF-8 ({error.reason})", "UTF-8 text") from None
+        except UnicodeDecodeError as problem:
+            raise error(self.path, field, f"bytes that are not UTF-8 ({problem.reason})", "UTF-8 text") from None
 
     def value_type(self, field: str) -> GGUFValueType:
         """The tag in front of every value."""
@@ -185,10 +192,10 @@ MIN_KEY_BYTES = 8 + 1 + 4 + 1  # key length, one character, value type, one byte
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, one character, n_dims, one dim, type, offset
 
 _LOOKS_LIKE = {
-    b"<!DO": "an HTML page: a login or error page was saved instead of the model; download it again",
-    b"<htm": "an HTML page: a login or error page was saved instead of the model; download it again",
-    b"vers": "a Git LFS pointer: fetch the real file with `git lfs pull`, or with huggingface_hub",
-    b"PK\x03\x04": "a zip archive (a PyTorch checkpoint?): convert it with llama.cpp's convert_hf_to_gguf.py",
+    b"<!doctype": "an HTML page: a login or error page was saved instead of the model; download it again",
+    b"<html": "an HTML page: a login or error page was saved instead of the model; download it again",
+    b"version https://git-lfs": "a Git LFS pointer: fetch the real file with `git lfs pull`, or with huggingface_hub",
+    b"pk\x03\x04": "a zip archive (a PyTorch checkpoint?): convert it with llama.cpp's convert_hf_to_gguf.py",
     b"ggjt": "a GGML file from before GGUF: convert it with an old llama.cpp, or download a GGUF",
 }
 
@@ -235,16 +242,17 @@ class GGUFFile:
         with self.path.open("rb") as file:
             head = file.read(4)
             if head != MAGIC:
-                raise self._not_gguf(head)
+                raise self._not_gguf(head + file.read(60))
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def _not_gguf(self, head: bytes) -> GGUFError:
-        if MAGIC.startswith(head):
-            return TruncatedError(self.path, "magic", f"a file of {len(head)} bytes", "a whole GGUF file")
-        safetensors = len(head) == 4 and head[2:] == b"\0\0" and self.path.suffix == ".safetensors"
-        hint = "a safetensors file: convert it with llama.cpp's convert_hf_to_gguf.py" if safetensors else None
-        hint = hint or _LOOKS_LIKE.get(head, "not a GGUF file")
-        return NotGGUFError(self.path, "magic", f"{head!r}, {hint}", "a file that starts with b'GGUF'")
+    def _not_gguf(self, start: bytes) -> GGUFError:
+        if MAGIC.startswith(start):
+            return TruncatedError(self.path, "magic", f"a file of {len(start)} bytes", "a whole GGUF file")
+        text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+        hint = next((hint for prefix, hint in _LOOKS_LIKE.items() if text.startswith(prefix)), "not a GGUF file")
+        if start[8:9] == b"{":  # after the length of its header
+            hint = "a safetensors file: convert it with llama.cpp's convert_hf_to_gguf.py"
+        return NotGGUFError(self.path, "magic", f"{start[:4]!r}, {hint}", "a file that starts with b'GGUF'")
 
     def _read_version(self, cursor: Cursor) -> int:
         cursor.need(4, "magic")
@@ -287,7 +295,7 @@ class GGUFFile:
         return int(value)
 
     def _read_tensor(self, cursor: Cursor) -> TensorInfo:
-        name = cursor.string("tensor name", MAX_NAME)
+        name = cursor.string("tensor name", MAX_NAME, TensorInfoError)
         n_dims = cursor.u32(f"{name} (n_dims)")
         if not name or not 1 <= n_dims <= 4:
             raise TensorInfoError(

@@ -33,6 +33,10 @@ class PromptError(RvllmError):
     """A prompt that can't be run: what was found, what is allowed."""
 
 
+class ClosedError(RvllmError):
+    """An LLM that has let go of its weights was asked for something."""
+
+
 class Request:
     """A prompt that was checked, its parameters, and the clock that started when it was accepted."""
 
@@ -153,7 +157,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the weights."""
+        """Let go of the weights; requests are refused from now on."""
         self.__dict__.pop("model", None)
 
     def generate(
@@ -167,7 +171,7 @@ class LLM:
         `parse_special`: a special token written in a text prompt becomes that token. A single bad prompt raises;
         among several it gets its own `error` and the others go on.
         """
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        if not _is_several(prompts):
             return self._complete([self._admit(prompts, self._one(params), parse_special)])
         every = self._for_each(params, len(prompts))
         return self._complete([self._try_admit(p, q, parse_special) for p, q in zip(prompts, every, strict=True)])
@@ -192,7 +196,7 @@ class LLM:
         limit = self.config.max_position_embeddings
         if wanted is not None and not 2 <= _at_least_one("max_model_len", wanted) <= limit:
             raise ParameterError(f"max_model_len: found {wanted}; allowed: 2 to {limit}, the model's context")
-        return wanted or limit
+        return limit if wanted is None else int(wanted)
 
     def _one(self, params: Any) -> SamplingParams:
         params = SamplingParams() if params is None else params
@@ -215,6 +219,8 @@ class LLM:
 
     def _admit(self, prompt: Any, params: SamplingParams, parse_special: bool) -> Request:
         """Check everything that could fail later; nothing is computed for a request that breaks a rule."""
+        if not hasattr(self, "model"):
+            raise ClosedError("this LLM is closed; make a new one")
         params.check_vocab(self.config.vocab_size)
         is_text = isinstance(prompt, str)
         ids = self.tokenizer.encode(prompt, parse_special) if is_text else self._check_ids(prompt)
@@ -291,7 +297,13 @@ class LLM:
         return self.model.forward(step, cache)
 
 
+def _is_several(prompts: Any) -> bool:
+    """A list of prompts, as opposed to one prompt: a text, ids, or something that will be refused as a prompt."""
+    several = isinstance(prompts, (list, tuple))
+    return several and not (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
+
+
 def _at_least_one(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ParameterError(f"{name}: found {value!r}; allowed: an integer of at least 1")
-    return value
+    return int(value)

@@ -14,13 +14,45 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from rvllm.device import cuda_available
+from rvllm.runtime import LIVE_SOURCES, Runtime
+
 Value = TypeVar("Value")
 
 
-def load_ipython_extension(_ipython: Any) -> None:
-    """Called by `%load_ext rvllm.notebook`. Part II registers the `%%cuda` cells here."""
+def load_ipython_extension(ipython: Any) -> None:
+    """Called by `%load_ext rvllm.notebook`: makes `%%cuda` known."""
+    ipython.register_magic_function(cuda_cell, magic_kind="cell", magic_name="cuda")
     # tqdm, imported by huggingface_hub, complains where ipywidgets is missing. rvllm draws no widgets.
     warnings.filterwarnings("ignore", message="IProgress not found")
+
+
+def cuda_cell(line: str, cell: str) -> None:
+    """`%%cuda NAME [--draft] [--header]`: the cell's text is the source of kernel NAME from now on.
+
+    The runtime looks here before it looks into the package, so an edit takes effect at the next launch. `--draft`
+    only matters to the exporter: such a kernel lives in its notebook alone.
+    """
+    name, *options = line.split()
+    LIVE_SOURCES[f"{name}.{'cuh' if '--header' in options else 'cu'}"] = cell
+
+
+def kernels_run_on(rt: Runtime) -> None:
+    """Print where kernels run, and on the emulator why no GPU is used."""
+    print(f"kernels run on: {rt.name}")
+    if not rt.is_cuda:
+        print(f"no GPU: {cuda_available().reason}. Timings against a card's limits are skipped.")
+
+
+def read_rate(rt: Runtime, megabytes: int = 512) -> float:
+    """GB/s at which a card copies memory, bytes read and written: the limit that kernels are held against."""
+    source = rt.zeros(megabytes * 250_000)
+    target = rt.zeros(megabytes * 250_000)
+
+    def copy() -> None:
+        target[...] = source
+
+    return 2 * source.nbytes / rt.milliseconds(copy) / 1e6
 
 
 def scaled(full: Value, small: Value) -> Value:

@@ -195,12 +195,19 @@ def dequantize(raw: NDArray[np.uint8], type_: GGMLQuantizationType, out: Floats 
     Bit-equal to `gguf.quants.dequantize`.
     Raises TensorTypeError for a type that no decoder knows.
     """
+    if out is None and type_ == GGMLQuantizationType.F32:
+        return (raw if raw.strides[-1] == 1 else np.ascontiguousarray(raw)).view("<f4")
     block, block_bytes = GGML_QUANT_SIZES[type_]
     row_length = raw.shape[-1] // block_bytes * block
+    shape = (*raw.shape[:-1], row_length)
     if out is None:
-        if type_ == GGMLQuantizationType.F32:
-            return raw.view("<f4")
-        out = np.empty((*raw.shape[:-1], row_length), np.float32)
+        out = np.empty(shape, np.float32)
+    elif out.shape != shape:
+        raise ValueError(f"out: found shape {out.shape}; allowed: {shape}")
+    elif out.ndim > 2 and not out.flags.c_contiguous:  # a reshape would copy it
+        for part, part_out in zip(raw, out, strict=True):
+            dequantize(part, type_, part_out)
+        return out
     decode = DECODERS.get(type_) or decode_by_gguf(type_)
     rows, out_rows = raw.reshape(-1, raw.shape[-1]), out.reshape(-1, row_length)
     step = max(1, CHUNK_WEIGHTS // row_length)

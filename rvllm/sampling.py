@@ -27,7 +27,10 @@ class ParameterError(RvllmError):
 
 def _check(name: str, value: Any, ok: bool, allowed: str) -> None:
     if not ok:
-        raise ParameterError(f"{name}: found {value!r}; allowed: {allowed}")
+        shown = (
+            "a number of thousands of digits" if isinstance(value, int) and value.bit_length() > 4096 else repr(value)
+        )
+        raise ParameterError(f"{name}: found {shown}; allowed: {allowed}")
 
 
 def _is_int(value: Any, low: int, high: float = float("inf")) -> bool:
@@ -36,7 +39,8 @@ def _is_int(value: Any, low: int, high: float = float("inf")) -> bool:
 
 def _is_number(value: Any, low: float, high: float = float("inf")) -> bool:
     is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return is_real and bool(low <= value <= min(high, MAX_NUMBER))  # false for NaN
+    value = float(value) if isinstance(value, np.floating) else value  # a float16 would overflow when compared
+    return is_real and bool(low <= value <= min(high, MAX_NUMBER))  # false for NaN and infinity
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class SamplingParams:
         self._check_length()
         self._check_penalties()
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", tuple(int(i) for i in self.stop_token_ids))
+        bias = None if self.logit_bias is None else {int(i): float(b) for i, b in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", bias)  # a copy: what was checked can't change
 
     def _check_choice(self) -> None:
         _check(
@@ -111,7 +117,7 @@ class SamplingParams:
 
     def _check_penalties(self) -> None:
         repetition, bias = self.repetition_penalty, self.logit_bias
-        _check("repetition_penalty", repetition, _is_number(repetition, 0) and repetition > 0, "a number above 0")
+        _check("repetition_penalty", repetition, _is_number(repetition, 0.01, 100), "a number from 0.01 to 100")
         for name in ("presence_penalty", "frequency_penalty"):
             _check(name, getattr(self, name), _is_number(getattr(self, name), -2, 2), "a number from -2 to 2")
         entries = {} if bias is None else bias
@@ -169,7 +175,7 @@ def adjust(logits: Floats, state: SamplingState) -> None:
     if (p.presence_penalty or p.frequency_penalty) and output:
         seen, counts = np.unique(np.array(output, np.int64), return_counts=True)
         logits[seen] -= p.presence_penalty + p.frequency_penalty * counts
-    if len(output) < p.min_tokens and state.end_ids:
+    if len(output) < p.min_tokens and 0 < len(state.end_ids) < len(logits):
         logits[list(state.end_ids)] = -np.inf
 
 
@@ -188,7 +194,7 @@ def keep_counts(sorted_probs: Floats, params: Sequence[SamplingParams]) -> NDArr
     least min_p times the first. At least one token always stays.
     """
     vocab_size = sorted_probs.shape[1]
-    top_k = np.array([p.top_k if p.top_k > 0 else vocab_size for p in params]).clip(max=vocab_size)
+    top_k = np.array([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params])
     top_p = np.array([[p.top_p] for p in params])
     min_p = np.array([[p.min_p] for p in params])
     mass = np.cumsum(sorted_probs, axis=1)
@@ -207,7 +213,7 @@ def keep_largest(values: Floats, sorted_values: Floats, counts: NDArray[np.int64
 
 
 class LogitsError(RvllmError):
-    """A model gave logits that are not numbers."""
+    """A model gave logits that choose nothing: NaN, plus infinity, or minus infinity alone."""
 
 
 def probabilities(logits: Floats, temperature: Floats) -> Floats:
@@ -237,10 +243,13 @@ def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list
     """Choose the next token of every sequence: float32 [B, V], one state a row. Notebook 04, section 5.
 
     Order: logit bias, penalties, minimum length; then arg-max where the temperature is 0 (the lowest id wins a tie);
-    else temperature, top-k, top-p, min-p, one draw. Raises LogitsError for NaN.
+    else temperature, top-k, top-p, min-p, one draw. Raises LogitsError for rows without a finite maximum.
     """
-    if np.isnan(logits.sum()):
-        raise LogitsError("the model's logits hold NaN: the weights, or the cache, are damaged")
+    largest = logits.max(axis=1)  # NaN if there is any in the row
+    if not np.isfinite(largest).all():
+        row = int(np.flatnonzero(~np.isfinite(largest))[0])
+        found = "NaN" if np.isnan(largest[row]) else largest[row]
+        raise LogitsError(f"logits of sequence {row}: the largest is {found}; weights or cache are damaged")
     adjusted = logits
     if changed := [i for i, s in enumerate(states) if needs_adjusting(s)]:
         adjusted = logits.copy()
@@ -269,7 +278,7 @@ class StopBuffer:
     """Holds text back while it may be the beginning of a stop text. Notebook 04, section 6.
 
     `push` returns what is safe to show; `stopped` turns true once a stop text is complete (it is not shown, and of
-    several the one that begins first counts). `finish` returns what was held when the answer ends for another reason.
+    several the one that is complete first counts). `finish` returns what was held when the answer ends otherwise.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -278,10 +287,10 @@ class StopBuffer:
     def push(self, text: str) -> str:
         """Add text; get the part that can no longer belong to a stop text."""
         held = self._held + text
-        found = [i for i in (held.find(s) for s in self.stop) if i >= 0]
+        found = [(i + len(s), i) for s in self.stop if (i := held.find(s)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return held[: min(found)]
+            return held[: min(found)[1]]
         keep = max((self._overlap(held, s) for s in self.stop), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import datetime
+import functools
 import json
 import re
 import warnings
@@ -74,6 +75,11 @@ def read_vocab(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
         if not isinstance(values, (list, np.ndarray)) or len(values) != len(tokens):
             raise TokenizerError(f"tokenizer.ggml.{key}: must have one entry for each of the {len(tokens)} tokens")
     types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    if not all(isinstance(t, (int, np.integer)) for t in types):
+        wrong = next(t for t in types if not isinstance(t, (int, np.integer)))
+        raise TokenizerError(
+            f"tokenizer.ggml.token_type: found {wrong!r}; allowed: integers from 1 (normal) to 6 (byte)"
+        )
     return tokens, [int(t) for t in types]
 
 
@@ -110,7 +116,8 @@ SPLITS = {
 # Other names that llama.cpp gives to the same splitting.
 SAME_AS = {
     "smollm": "starcoder refact command-r codeshell exaone minerva-7b mellum2",
-    "gpt-2": "phi-2 jina-es jina-de mpt olmo jais trillion gigachat modern-bert exaone4 roberta-bpe",
+    "gpt-2": "phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code mpt olmo jais trillion gigachat "
+    "modern-bert exaone4 roberta-bpe",
     "llama-bpe": "llama3 llama-v3 falcon3 pixtral lfm2 midm-2.0 dbrx smaug-bpe chatglm-bpe glm4",
     "qwen2": "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2",
 }
@@ -163,48 +170,68 @@ def end_of_generation(metadata: Mapping[str, Any], tokens: Sequence[str], types:
 
 MAX_TURNS = 100_000
 MAX_REPEAT = 1_000_000
+GROWING = {
+    "format",
+    "format_map",
+    "ljust",
+    "rjust",
+    "center",
+    "zfill",
+    "expandtabs",
+}  # methods that can pad without end
 
 
-class TurnBudget:
-    """All loops over `range` in one rendering together may take MAX_TURNS turns."""
+class CountedRange:
+    """What `range(...)` gives inside a template: all loops of one rendering together may take MAX_TURNS turns."""
 
-    def __init__(self) -> None:
-        self.left = MAX_TURNS
+    def __init__(self, turns_left: list[int], *args: int) -> None:
+        self._turns_left, self._numbers = turns_left, range(*args)
+        if len(self._numbers) > turns_left[0]:
+            raise SecurityError(f"more than {MAX_TURNS:,} turns of its loops")
 
-    def spend(self, numbers: range) -> Iterator[int]:
-        """The numbers of a range, counted off one by one."""
-        for number in numbers:
-            self.left -= 1
-            if self.left < 0:
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        for number in self._numbers:
+            self._turns_left[0] -= 1
+            if self._turns_left[0] < 0:
                 raise SecurityError(f"more than {MAX_TURNS:,} turns of its loops")
             yield number
 
 
-class CountedRange:
-    """What `range(...)` gives inside a template."""
-
-    def __init__(self, budget: TurnBudget, *args: int) -> None:
-        self.budget, self.numbers = budget, range(*args)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __iter__(self) -> Iterator[int]:
-        return self.budget.spend(self.numbers)
-
-
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox, and no giant products: a template is a stranger's data, not a program of ours."""
+    """Jinja2's sandbox, less what makes texts without end: a template is a stranger's data, not a program of ours."""
 
-    intercepted_binops = frozenset(["*", "**"])
+    intercepted_binops = frozenset(["*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        for name in ("center", "format", "batch", "indent"):
+            del self.filters[name]
+        del self.globals["lipsum"]
+        self.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        self.globals["raise_exception"] = _refuse
+        self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Allow `*` up to MAX_REPEAT; refuse `**`."""
-        if operator == "**":
-            raise SecurityError("the operator ** is not allowed")
-        if any(isinstance(x, (int, float)) and abs(x) > MAX_REPEAT for x in (left, right)):
-            raise SecurityError(f"{operator} with an operand over {MAX_REPEAT:,}")
+        """Allow numbers to be multiplied, and texts and lists up to MAX_REPEAT; refuse `**` and `%` on texts."""
+        sizes = [len(x) for x in (left, right) if isinstance(x, (str, list, tuple))]
+        times = [x for x in (left, right) if isinstance(x, int)]
+        if operator == "**" or (operator == "%" and isinstance(left, str)):
+            raise SecurityError(f"the operator {operator} is not allowed here")
+        if operator == "*" and (
+            (sizes and times and sizes[0] * times[0] > MAX_REPEAT) or max(times, default=0) > 2**64
+        ):
+            raise SecurityError(f"a product of more than {MAX_REPEAT:,} elements")
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Jinja's rules, and no methods that pad."""
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in GROWING)
+
+    def wrap_str_format(self, value: Any) -> None:
+        """Jinja would let `format` past `is_safe_attribute`; None keeps it there."""
 
 
 def _refuse(message: str) -> None:
@@ -215,63 +242,98 @@ class ChatTemplate:
     """The Jinja2 template of a model file, rendered in a sandbox. Notebook 02, section 6."""
 
     def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
+        self.source = source
         self._constants = special_texts  # bos_token, eos_token, ...: templates use these names
-        sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-        sandbox.globals["raise_exception"] = _refuse
-        sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
-            self._template = sandbox.from_string(source)
+            self._template = Sandbox().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the model's chat template, line {error.lineno}: {error.message}") from None
+        except Exception as error:  # nesting too deep, numbers too long: whatever a hostile source provokes
+            raise ChatTemplateError(f"the model's chat template can't be read: {_one_line(error)}") from None
 
     def render(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """The conversation as one text.
-
-        ChatTemplateError if the template breaks, refuses, or tries to escape.
-        """
-        budget = TurnBudget()
+        """The conversation as one text. ChatTemplateError if the template breaks, refuses, or tries to escape."""
+        turns_left = [MAX_TURNS]
+        values = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None}
         try:
-            return self._template.render(
-                self._constants,
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                range=lambda *args: CountedRange(budget, *args),
-            )
+            return self._template.render(self._constants, **values, range=lambda *args: CountedRange(turns_left, *args))
+        except ChatTemplateError:
+            raise
         except SecurityError as error:
             raise ChatTemplateError(f"the model's chat template was stopped: {error}") from None
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise ChatTemplateError(f"the model's chat template failed: {error}") from None
+        except Exception as error:
+            raise ChatTemplateError(f"the model's chat template failed: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+MAX_DEPTH = 32
 
 
 class Mask:
-    """Hides special-token texts inside messages while the template runs, one private character for each.
+    """Hides special-token texts inside messages while the template runs, one rare character for each.
 
-    After rendering, every special text still in sight was written by the template itself.
+    After rendering, every special text still in sight was written by the template itself. A content's beginning or end
+    that could complete a marker together with its neighbour is hidden as well. The stand-ins are ideographs that occur
+    in neither messages nor template: printable, so that a template that prints a whole list does not escape them.
     """
 
-    def __init__(self, special_texts: Sequence[str], messages: Messages) -> None:
-        used = set(json.dumps(messages, ensure_ascii=False, default=str))
-        free = (chr(c) for c in range(0xF0000, 0x10FFFE) if chr(c) not in used)
-        longest_first = sorted(special_texts, key=len, reverse=True)
-        self._covers = dict(zip(longest_first, free, strict=False))
-        self._reveal = str.maketrans({cover: text for text, cover in self._covers.items()})
+    def __init__(self, special_texts: Sequence[str], messages: Messages, template: str) -> None:
+        used = set(template) | self._characters(messages)
+        self._free = (chr(c) for c in range(0x20000, 0x2A6D0) if chr(c) not in used)
+        self._specials = sorted(special_texts, key=len, reverse=True)
+        self._covers: dict[str, str] = {}
 
-    def cover(self, value: Any) -> Any:
-        """The same messages with every special text replaced by its private character."""
+    def cover(self, value: Any, is_content: bool = False) -> Any:
+        """The same messages with every special text replaced by its stand-in."""
         if isinstance(value, str):
-            for text, cover in self._covers.items():
-                value = value.replace(text, cover)
-            return value
+            for text in self._specials:
+                value = value.replace(text, self._cover_of(text)) if text in value else value
+            return self._cover_edges(value) if is_content else value
         if isinstance(value, Mapping):
-            return {key: self.cover(item) for key, item in value.items()}
+            return {
+                self.cover(key) if isinstance(key, str) else key: self.cover(item, key == "content")
+                for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
-            return [self.cover(item) for item in value]
+            return [self.cover(item, is_content) for item in value]
         return value
 
     def uncover(self, text: str) -> str:
         """Put the special texts back, now as ordinary text."""
-        return text.translate(self._reveal)
+        return text.translate({ord(cover): hidden for hidden, cover in self._covers.items()})
+
+    def _cover_of(self, text: str) -> str:
+        if text not in self._covers:
+            cover = next(self._free, None)
+            if cover is None:
+                raise ChatTemplateError(
+                    "messages: they use every rare ideograph there is; allowed: all but a few dozen"
+                )
+            self._covers[text] = cover
+        return self._covers[text]
+
+    def _cover_edges(self, content: str) -> str:
+        """Hide an end that a special text begins with, and a beginning that one ends with."""
+        for text in self._specials:
+            for n in range(len(text) - 1, 0, -1):
+                if content.endswith(text[:n]):
+                    content = content[: len(content) - n] + self._cover_of(text[:n])
+                if content.startswith(text[-n:]):
+                    content = self._cover_of(text[-n:]) + content[n:]
+        return content
+
+    def _characters(self, value: Any, depth: int = 0) -> set[str]:
+        if depth > MAX_DEPTH:
+            raise ChatTemplateError(f"messages: nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, str):
+            return set(value)
+        items = [*value, *value.values()] if isinstance(value, Mapping) else value
+        if not isinstance(items, (list, tuple)):
+            return set()
+        return set().union(*(self._characters(item, depth + 1) for item in items))
 
 
 def check_messages(messages: Any) -> Messages:
@@ -293,12 +355,8 @@ def build_bpe(
     bpe = models.BPE(vocab, read_merges(metadata, vocab), ignore_merges=pre in IGNORE_MERGES)
     tokenizer = tokenizers.Tokenizer(bpe)
     tokenizer.pre_tokenizer = pre_tokenizer(pre)
-    special = [
-        AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind in (CONTROL, UNKNOWN)
-    ]
     always = [AddedToken(t, normalized=False) for t, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED]
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens(always)  # found in any text, even where special texts are not looked for
+    tokenizer.add_tokens(always)  # found in any text; CONTROL tokens are cut out before, and only where wanted
     return tokenizer
 
 
@@ -306,7 +364,7 @@ class Tokenizer:
     """Text to ids and back, by the rules in a GGUF file's metadata. Notebook 02, section 5.
 
     tokens: the vocabulary; pre: name of the word splitting; bos_id, eos_id: int or None; add_bos, add_eos: whether
-    `encode` adds them; eog_ids: every id that ends an answer; chat_template: ChatTemplate or None.
+    `encode` adds them; eog_ids: every id that ends an answer; special_ids: text -> id of special tokens.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -319,10 +377,12 @@ class Tokenizer:
         if (self.add_bos and self.bos_id is None) or (self.add_eos and self.eos_id is None):
             raise TokenizerError("tokenizer.ggml.add_bos_token / add_eos_token: set, but the file names no such token")
         self.eog_ids = end_of_generation(metadata, self.tokens, types)
-        self.special_ids = {t: i for i, t in enumerate(self.tokens) if types[i] in (CONTROL, UNKNOWN)}
+        self.special_ids = {t: i for i, t in enumerate(self.tokens) if t and types[i] in (CONTROL, UNKNOWN)}
+        longest_first = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
+        self._special_pattern = re.compile(f"({'|'.join(longest_first) or '(?!)'})")  # (?!) matches nothing
         self._bpe = build_bpe(metadata, self.tokens, types, self.pre)
         self._bytes = [token_bytes(t, kind) for t, kind in zip(self.tokens, types, strict=True)]
-        self.chat_template = self._read_template(metadata)
+        self._template_source = metadata.get("tokenizer.chat_template")
 
     def encode(self, text: str, parse_special: bool = True, add_special: bool = True) -> list[int]:
         """Ids of a text. `parse_special`: a special token's text becomes that token, else it is ordinary text.
@@ -338,8 +398,10 @@ class Tokenizer:
             raise TokenizerError(
                 f"text: lone surrogate {text[error.start]!r} at {error.start}; not a character"
             ) from None
-        self._bpe.encode_special_tokens = not parse_special  # the library's word for "as ordinary text"
-        ids = self._bpe.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for piece in self._special_pattern.split(text) if parse_special else [text]:
+            special = self.special_ids.get(piece) if parse_special else None
+            ids += self._bpe.encode(piece).ids if special is None else [special]
         return self._with_bos_and_eos(ids) if add_special else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -355,7 +417,7 @@ class Tokenizer:
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """The conversation as the model's template writes it."""
-        return self._template().render(check_messages(messages), add_generation_prompt)
+        return self.chat_template.render(check_messages(messages), add_generation_prompt)
 
     def encode_chat(
         self, messages: Messages, add_generation_prompt: bool = True, parse_special: bool = False
@@ -366,7 +428,7 @@ class Tokenizer:
         """
         if parse_special:
             return self._with_bos_and_eos(self.encode(self.render_chat(messages, add_generation_prompt), True, False))
-        mask = Mask(list(self.special_ids), messages)
+        mask = Mask(list(self.special_ids), check_messages(messages), self.chat_template.source)
         rendered = self.render_chat(mask.cover(messages), add_generation_prompt)
         ids: list[int] = []
         for piece in self._special_pattern.split(rendered):
@@ -379,22 +441,19 @@ class Tokenizer:
     def _with_bos_and_eos(self, ids: list[int]) -> list[int]:
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids = [self.bos_id, *ids]
-        return [*ids, self.eos_id] if self.add_eos and self.eos_id is not None else ids
+        if self.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids = [*ids, self.eos_id]
+        return ids
 
-    def _template(self) -> ChatTemplate:
-        if self.chat_template is None:
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The file's template, read when it is first needed; ChatTemplateError if there is none, or a broken one."""
+        if not isinstance(self._template_source, str):
             raise ChatTemplateError("tokenizer.chat_template: the file has none; send plain text instead of a chat")
-        return self.chat_template
-
-    def _read_template(self, metadata: Mapping[str, Any]) -> ChatTemplate | None:
-        texts = sorted(self.special_ids, key=len, reverse=True)
-        self._special_pattern = re.compile(
-            f"({'|'.join(map(re.escape, texts))})" if texts else r"((?!))"
-        )  # (?!) matches nothing
-        source = metadata.get("tokenizer.chat_template")
         constants = {"bos_token": self.bos_id, "eos_token": self.eos_id}
-        names = {name: "" if i is None else self.tokens[i] for name, i in constants.items()}
-        return ChatTemplate(source, names) if isinstance(source, str) else None
+        return ChatTemplate(
+            self._template_source, {name: "" if i is None else self.tokens[i] for name, i in constants.items()}
+        )
 
     @staticmethod
     def _pre_name(metadata: Mapping[str, Any]) -> str:

@@ -326,7 +326,7 @@ def test_c37_giant_loops_and_products_are_stopped(template):
         chat(template).render_chat(HI)
 
 
-@pytest.mark.parametrize("n", [0, 1, 99_999])
+@pytest.mark.parametrize("n", [0, 1, 99_000])
 def test_c37_honest_loops_are_not_stopped(n):
     tok = chat(f"{{% for i in range({n}) %}}x{{% endfor %}}{{{{ range(5)|length }}}}{{{{ 3 * 'ab' }}}}{{{{ 7 * 6 }}}}")
     assert tok.render_chat(HI) == tok.render_chat(HI) == "x" * n + "5ababab42"
@@ -342,8 +342,8 @@ def test_c37_honest_loops_are_not_stopped(n):
         ("{{ x | no_such_filter }}", "no_such_filter"),
         ("{{ raise_exception('bad roles') }}", "refuses this conversation: bad roles"),
         ("{{ messages[0].nothing.more }}", "has no attribute 'nothing'"),
-        ("{{ messages[0]['content'] + 1 }}", "failed: can only concatenate str"),
-        ("{{ 1 / 0 }}", "failed: division by zero"),
+        ("{{ messages[0]['content'] + 1 }}", "failed: TypeError: can only concatenate str"),
+        ("{{ 1 / 0 }}", "failed: ZeroDivisionError: division by zero"),
         ("{{ 1e300 | int * 2 }}", "stopped"),
         ("{{ [1, 'x'] | sort }}", "failed"),
         ("{{ messages | dictsort }}", "failed"),
@@ -354,7 +354,7 @@ def test_c37_honest_loops_are_not_stopped(n):
         ("{% set x = " + "(" * 200 + "1" + ")" * 200 + " %}", "template"),
         ("{{ " + "9" * 5000 + " }}", "template"),
         ("{% if x %}" * 300 + "{% endif %}" * 300, "template"),
-        ("{{ '%d' % 'x' }}", "failed"),
+        ("{{ '%d' % 'x' }}", "template"),
         ("{{ messages.0.role.x.y }}", "failed"),
         ("{{ undefined_function() }}", "'undefined_function' is undefined"),
         ("{% include 'x' %}", "failed"),

@@ -172,7 +172,7 @@ def damage(content: bytes, rng: random.Random, limit: int, times: int) -> bytear
     return mutant
 
 
-@fuzz(900)
+@fuzz(800)
 @given(seed=st.integers(0, 2**32), times=st.integers(1, 5))
 def test_damaged_bytes_of_every_kind_of_field(scratch, seed, times):
     check(scratch, damage(ZOO.data, random.Random(seed), header_end(ZOO), times))
@@ -222,7 +222,7 @@ TENSORS = st.builds(
 )
 
 
-@fuzz(700)
+@fuzz(500)
 @given(
     keys=st.lists(KEYS, max_size=3),
     tensors=st.lists(TENSORS, max_size=3),

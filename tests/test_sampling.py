@@ -55,7 +55,7 @@ REFUSED = {
     "ignore_eos": ["x", None, 0, 1, np.True_],
     "min_tokens": [*NOT_INTEGERS, None, -1, 129, HUGE],
     "logprobs": [*NOT_INTEGERS, -1, 21, HUGE],
-    "repetition_penalty": [*NOT_NUMBERS, 0, -1, math.inf, HUGE, np.float32("inf")],
+    "repetition_penalty": [*NOT_NUMBERS, 0, -1, math.inf, HUGE, np.float32("inf"), 0.009, 101, 5e-324, 1e39, 1e300],
     "presence_penalty": [*NOT_NUMBERS, -2.1, 2.1, math.inf, HUGE],
     "frequency_penalty": [*NOT_NUMBERS, -2.1, 2.1, -math.inf, -HUGE],
     "logit_bias": [5, "x", [1], [(1, 2)], {"1": 1}, {-1: 1}, {1.0: 1}, {True: 1}, *BAD_BIAS],
@@ -319,7 +319,7 @@ def test_penalties_against_slow_formulas(logits, prompt, output, repetition, pre
 @given(
     rows,
     st.sampled_from([0, 1e-300, 0.5, 1, 1e300]),
-    st.sampled_from([5e-324, 1e-300, 1e-40, 1e-30, 0.5, 2, 1e10, 1e30, 1e39, 1e300]),
+    st.sampled_from([0.01, 0.5, 2, 100]),
     st.sampled_from([0, -100, 100]),
     filters,
 )
@@ -336,7 +336,7 @@ def test_no_accepted_parameter_breaks_the_numbers(logits, temperature, repetitio
 
 
 def test_an_unseen_token_is_not_penalised_and_zero_stays_zero():
-    assert one([0.0, -0.5], prompt=[0], repetition_penalty=1e300).token_id == 0
+    assert one([0.0, -0.5], prompt=[0], repetition_penalty=100).token_id == 0
     assert one([2.0, 1.5], prompt=[0], repetition_penalty=2).token_id == 1
 
 
