@@ -27,3 +27,16 @@ def model_path() -> Path:
     from rvllm import hub
 
     return hub.resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def rt():
+    """The device that kernel tests run on: RVLLM_TEST_DEVICE (cuda, cuda:1), else the emulator in check mode."""
+    from rvllm import emulator
+    from rvllm.runtime import Runtime
+
+    device = os.environ.get("RVLLM_TEST_DEVICE", "emulator")
+    works, reason = emulator.available("check")
+    if device == "emulator" and not works:
+        pytest.skip(reason)
+    return Runtime(device, mode="check")

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -29,8 +30,9 @@ def rmsnorm(x: Floats, weight: Floats, eps: float) -> Floats:
 
     Notebook 03, section 3.
     """
-    mean_square = np.einsum("nd,nd->n", x, x)[:, None] / np.float32(x.shape[-1])
-    return x / np.sqrt(mean_square + np.float32(eps)) * weight
+    D = x.shape[-1]
+    scale = np.sqrt(D / (np.vecdot(x, x) + D * eps))  # 1 / sqrt(mean square + eps), with D multiplied through
+    return x * scale[:, None] * weight
 
 
 def linear(x: Floats, weight: Floats) -> Floats:
@@ -82,13 +84,14 @@ def attend(q: Floats, k: Floats, v: Floats) -> Floats:
 
     q [T, H, d]: the last T of S tokens; k, v [S, K, d]: all S. Query t sees keys 0 to S - T + t. Returns [T, H, d].
     """
-    tiles = range(0, len(q), QUERY_TILE)
     first = len(k) - len(q)  # position of query 0
+    if len(q) <= QUERY_TILE:
+        return attend_tile(q, k, v, first)
     parts = []
-    for t in tiles:
+    for t in range(0, len(q), QUERY_TILE):
         seen = first + t + QUERY_TILE  # keys beyond are in the future of the whole tile
         parts.append(attend_tile(q[t : t + QUERY_TILE], k[:seen], v[:seen], first + t))
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.concatenate(parts)
 
 
 def attend_tile(q: Floats, k: Floats, v: Floats, first: int) -> Floats:
@@ -97,8 +100,8 @@ def attend_tile(q: Floats, k: Floats, v: Floats, first: int) -> Floats:
     The G query heads of a KV head become rows.
     """
     (T, H, d), (S, K, _) = q.shape, k.shape
-    rows = q.reshape(T, K, H // K, d).transpose(1, 2, 0, 3).reshape(K, -1, d)  # [K, G·T, d]
-    scores = rows @ k.transpose(1, 2, 0) * np.float32(d**-0.5)  # [K, G·T, S]
+    rows = (q * d**-0.5).reshape(T, K, H // K, d).transpose(1, 2, 0, 3).reshape(K, -1, d)  # [K, G·T, d]
+    scores = rows @ k.transpose(1, 2, 0)  # [K, G·T, S]
     if T > 1:
         hidden = np.arange(S) > first + np.arange(T)[:, None]
         np.copyto(scores.reshape(K, -1, T, S), np.float32(-np.inf), where=hidden)
@@ -108,9 +111,9 @@ def attend_tile(q: Floats, k: Floats, v: Floats, first: int) -> Floats:
 
 def softmax(scores: Floats) -> Floats:
     """Along the last axis, in place; the maximum comes off first, so that no exponent overflows."""
-    scores -= scores.max(axis=-1, keepdims=True)
+    scores -= np.maximum.reduce(scores, axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
+    scores /= np.add.reduce(scores, axis=-1, keepdims=True)
     return scores
 
 
@@ -119,7 +122,11 @@ def silu_mul(gate_up: Floats) -> Floats:
     F = gate_up.shape[-1] // 2
     gate, up = gate_up[:, :F], gate_up[:, F:]
     with np.errstate(over="ignore"):  # exp(-gate) may be inf; gate / inf is the right answer, 0
-        return gate / (1 + np.exp(-gate)) * up
+        out = np.exp(-gate)
+    out += 1
+    np.divide(gate, out, out=out)
+    out *= up
+    return out
 
 
 class KVCache(Protocol):
@@ -153,7 +160,7 @@ class DenseKVCache:
 
     def read(self, layer: int, step: Step) -> Iterable[tuple[Floats, Floats]]:
         """Views of [S, K, d], no copy."""
-        for row, length in zip(step.block_tables[:, 0], step.seq_lens, strict=True):
+        for row, length in zip(step.block_tables[:, 0].tolist(), step.seq_lens.tolist(), strict=True):
             own = slice(row * self.block_size, row * self.block_size + length)
             yield self.keys[layer, own], self.values[layer, own]
 
@@ -314,10 +321,10 @@ class CpuModel:
         turned = rope(qkv[:, : H + K], phases)
         q, k, v = turned[:, :H], turned[:, H:], qkv[:, H + K :]
         cache.write(layer, k, v, step)
-        out = np.empty((len(x), H, d), np.float32)
-        for i, (keys, values) in enumerate(cache.read(layer, step)):
-            own = slice(step.query_start_loc[i], step.query_start_loc[i + 1])
-            out[own] = attend(q[own], keys, values)
+        borders = step.query_start_loc.tolist()
+        per_sequence = zip(pairwise(borders), cache.read(layer, step), strict=True)
+        parts = [attend(q[start:end], keys, values) for (start, end), (keys, values) in per_sequence]
+        out = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return linear(out.reshape(len(x), H * d), weights.attn_output)
 
     def head(self, x: Floats) -> Floats:

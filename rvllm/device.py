@@ -20,9 +20,6 @@ from types import ModuleType
 
 from rvllm.errors import RvllmError
 
-# The devices that have a model in this version of the engine. A CUDA model, once it exists, is added here.
-SUPPORTED = ("cpu",)
-
 DEVICE_NAME = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
 CUPY_NAME = re.compile(r"cupy(-cuda\w+|-rocm\w+)?")  # not cupy-xarray and other packages that build on CuPy
 COLAB_HELP = "on Colab choose Runtime > Change runtime type > T4 GPU, then run all cells again"
@@ -67,14 +64,11 @@ def describe_device() -> str:
 def resolve_device(name: str) -> str:
     """The device to compute on: `auto` becomes the best one that works, any other name must work as it is."""
     if name == "auto":
-        return "cuda" if "cuda" in SUPPORTED and cuda_available() else "cpu"
+        return "cuda" if cuda_available() else "cpu"
     match = DEVICE_NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise DeviceError(f"there is no device {name!r}; it is one of auto, cpu, cuda, cuda:N, emulator")
-    kind = name.partition(":")[0]
-    if kind not in SUPPORTED:
-        raise DeviceError(f"device {name!r}: this version of rvllm computes on {' and '.join(SUPPORTED)} only")
-    if kind == "cuda":
+    if name.startswith("cuda"):
         _require_cuda(int(match[1] or 0))
     return name
 

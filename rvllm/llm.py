@@ -17,16 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rvllm import hub
+from rvllm.block_pool import BlockPool, blocks_needed, grow_table
 from rvllm.cpu_model import CpuModel, DenseKVCache
+from rvllm.cuda_model import CudaModel
 from rvllm.device import resolve_device
 from rvllm.errors import RvllmError
 from rvllm.gguf import GGUFFile
+from rvllm.kv_cache import DeviceKVCache
 from rvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from rvllm.runtime import Runtime
 from rvllm.sampling import ParameterError, Sampled, SamplingParams, SamplingState, StopBuffer, sample
 from rvllm.step import make_step
 from rvllm.tokenizer import IncrementalDecoder, Messages, Tokenizer
 
 Prompt = str | SequenceOf[int]
+BLOCK_SIZE = 16  # of the paged cache on a device
 
 
 class PromptError(RvllmError):
@@ -125,7 +130,7 @@ class LLM:
     """A model ready to generate.
 
     model: `smollm2-135m`, `smollm2-360m`, a path to a GGUF file, or `owner/repo/file.gguf` on the Hugging Face hub.
-    device: "auto" or "cpu" (others come with part II of the course).
+    device: "auto" (a GPU where one works, else the CPU), "cpu", "cuda", "cuda:1", or "emulator" (slow: for looking).
     max_model_len: most tokens of a prompt and its answer together; the model's own limit if None.
     max_num_seqs: answers computed at the same time.   max_num_batched_tokens: prompt tokens computed at a time.
     Raises FileNotFoundError or an RvllmError that names what is wrong with the file, the model or the machine.
@@ -142,7 +147,7 @@ class LLM:
         self.device = resolve_device(device)
         file = GGUFFile(hub.resolve(model))
         self.tokenizer = Tokenizer(file.metadata)
-        self.model = CpuModel(file)
+        self.model: Any = CpuModel(file) if self.device == "cpu" else CudaModel(file, Runtime(self.device, "fast"))
         self.config = self.model.config
         self.max_model_len = self._limit(max_model_len)
         self.max_num_seqs = _at_least_one("max_num_seqs", max_num_seqs)
@@ -264,10 +269,9 @@ class LLM:
             yield from self._run_together(sequences[start : start + self.max_num_seqs])
 
     def _run_together(self, sequences: list[Sequence]) -> Iterator[tuple[Sequence, str]]:
-        longest = max(len(s.request.token_ids) + s.max_tokens for s in sequences)
-        cache = DenseKVCache(self.config, len(sequences), longest)
-        running = dict(enumerate(sequences))  # row of the cache -> sequence
-        logits = np.concatenate([self._prefill(s, row, cache) for row, s in running.items()])
+        cache, tables = self._new_cache([len(s.request.token_ids) + s.max_tokens for s in sequences])
+        running = dict(enumerate(sequences))  # place in `tables` -> sequence
+        logits = np.concatenate([self._prefill(s, tables[i], cache) for i, s in running.items()])
         while running:
             for sequence, sampled in zip(
                 running.values(), sample(logits, [s.state for s in running.values()]), strict=True
@@ -276,24 +280,34 @@ class LLM:
                     yield sequence, piece
             running = {row: s for row, s in running.items() if s.output.finish_reason is None}
             if running:
-                logits = self._decode(running, cache)
+                logits = self._decode(running, tables, cache)
 
-    def _prefill(self, sequence: Sequence, row: int, cache: DenseKVCache) -> NDArray[np.float32]:
+    def _new_cache(self, lengths: list[int]) -> tuple[Any, list[list[int]]]:
+        """A cache with room for sequences of these lengths, and their block tables."""
+        if isinstance(self.model, CpuModel):
+            return DenseKVCache(self.config, len(lengths), max(lengths)), [[row] for row in range(len(lengths))]
+        pool = BlockPool(sum(blocks_needed(n, BLOCK_SIZE) for n in lengths), BLOCK_SIZE)
+        tables: list[list[int]] = [[] for _ in lengths]
+        for table, length in zip(tables, lengths, strict=True):
+            grow_table(pool, table, length)
+        return DeviceKVCache(self.model.rt, self.config, pool.num_blocks, BLOCK_SIZE), tables
+
+    def _prefill(self, sequence: Sequence, table: list[int], cache: Any) -> NDArray[np.float32]:
         """Compute a prompt in chunks; logits [1, V] of its last token."""
         ids, chunk = sequence.request.token_ids, self.max_num_batched_tokens
         for start in range(0, len(ids), chunk):
-            step = make_step([ids[start : start + chunk]], [start], [[row]], cache.block_size)
+            step = make_step([ids[start : start + chunk]], [start], [table], cache.block_size)
             logits = self.model.forward(step, cache)
         return logits
 
-    def _decode(self, running: Mapping[int, Sequence], cache: DenseKVCache) -> NDArray[np.float32]:
+    def _decode(self, running: Mapping[int, Sequence], tables: list[list[int]], cache: Any) -> NDArray[np.float32]:
         """One new token for each running sequence; logits [B, V].
 
         The newest token is not in the cache yet.
         """
         outputs = [s.state.output_token_ids for s in running.values()]
         computed = [len(s.request.token_ids) + len(s.output.token_ids) - 1 for s in running.values()]
-        step = make_step([ids[-1:] for ids in outputs], computed, [[row] for row in running], cache.block_size)
+        step = make_step([ids[-1:] for ids in outputs], computed, [tables[i] for i in running], cache.block_size)
         return self.model.forward(step, cache)
 
 

@@ -169,18 +169,13 @@ def test_colab_without_a_gpu_says_how_to_switch(monkeypatch, count, visible):
     assert "Runtime > Change runtime type > T4 GPU" in cuda_available().reason
 
 
-def test_auto_is_the_cpu_even_beside_a_gpu_as_long_as_there_is_no_cuda_model(monkeypatch):
+def test_auto_is_cuda_where_it_works_and_the_cpu_elsewhere(monkeypatch):
     monkeypatch.setattr(device, "cuda_available", lambda: Availability(True, "1 GPU(s)"))
-    assert resolve_device("auto") == "cpu"
-    assert resolve_device("cpu") == "cpu"
-    monkeypatch.setattr(device, "SUPPORTED", ("cpu", "cuda"))
     assert resolve_device("auto") == "cuda"
-
-
-@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3", "emulator"])
-def test_a_device_of_a_later_version_is_told(name):
-    with pytest.raises(DeviceError, match="computes on cpu only"):
-        resolve_device(name)
+    assert resolve_device("cpu") == "cpu"
+    monkeypatch.setattr(device, "cuda_available", lambda: Availability(False, "none"))
+    assert resolve_device("auto") == "cpu"
+    assert resolve_device("emulator") == "emulator"
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "cuda:0\n", None, 0])
@@ -192,7 +187,6 @@ def test_a_device_that_does_not_exist_is_told_with_what_does(name):
 
 @pytest.mark.usefixtures("machine")
 def test_cuda_by_name_must_work(monkeypatch):
-    monkeypatch.setattr(device, "SUPPORTED", ("cpu", "cuda"))
     with pytest.raises(DeviceError, match="CuPy is not installed; to mend it: python -m pip install cupy-cuda12x"):
         resolve_device("cuda")
     assert resolve_device("auto") == "cpu"

@@ -186,7 +186,13 @@ void catch_signals(double cpu_seconds) {
 void release_signals() {
   const itimerval off = {};
   setitimer(ITIMER_VIRTUAL, &off, nullptr);
-  for (int i = 0; i < CAUGHT_COUNT; i++) sigaction(CAUGHT[i], &previous_actions[i], nullptr);
+  for (int i = 0; i < CAUGHT_COUNT; i++) {
+    struct sigaction previous = previous_actions[i];
+    // A tick that another OS thread passed on may still be under way, and by default it would end the process.
+    if (CAUGHT[i] == SIGVTALRM && !(previous.sa_flags & SA_SIGINFO) && previous.sa_handler == SIG_DFL)
+      previous.sa_handler = SIG_IGN;
+    sigaction(CAUGHT[i], &previous, nullptr);
+  }
   sigaltstack(&previous_stack, nullptr);
 }
 

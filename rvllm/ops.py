@@ -1,0 +1,130 @@
+"""Thin Python wrappers of the kernels, one each: they check shapes and compute the grid.
+
+Generated from notebooks/05_first_kernels.ipynb, notebooks/06_elementwise_kernels.ipynb,
+notebooks/07_reductions.ipynb, notebooks/09_paged_kv_cache.ipynb; edit there, then run: python tools/nb.py
+export
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rvllm.errors import RvllmError
+from rvllm.runtime import Array, Runtime
+
+THREADS = 256  # of a block, where nothing asks for another number
+
+
+class ShapeError(RvllmError):
+    """Arrays that don't fit each other: a kernel would read or write past their ends. Notebook 05, section 6."""
+
+
+def expect(op: str, **shapes: tuple[Array, Sequence[int | None]]) -> None:
+    """Compare each array's shape with the one wanted (None = any size); ShapeError names the first that differs."""
+    for name, (array, wanted) in shapes.items():
+        same = len(array.shape) == len(wanted)
+        if not same or any(w is not None and w != n for w, n in zip(wanted, array.shape, strict=True)):
+            shown = tuple("*" if w is None else w for w in wanted)
+            raise ShapeError(f"{op}: {name} has shape {tuple(array.shape)}; allowed: {shown}")
+
+
+def blocks_for(n: int, threads: int = THREADS) -> int:
+    """How many blocks of `threads` threads cover n elements (at least one: a grid must not be empty)."""
+    return max(1, -(-n // threads))
+
+
+def embedding(rt: Runtime, table: Array, token_ids: Array) -> Array:
+    """Rows of a table: float32 [V, D], int32 [n] -> [n, D]. Ids must be in range. Notebook 05, section 6."""
+    (n,), (V, D) = token_ids.shape, table.shape
+    out = rt.empty((n, D))
+    rt.launch("embedding", blocks_for(n * D), THREADS, [table, token_ids, out, n, D, V])
+    return out
+
+
+def residual_add(rt: Runtime, x: Array, y: Array) -> None:
+    """x += y, in place: float32 of equal shape. Notebook 05, section 7."""
+    expect("residual_add", y=(y, x.shape))
+    rt.launch("residual_add", blocks_for(x.size), THREADS, [x, y, x.size])
+
+
+def rope(rt: Runtime, x: Array, cos: Array, sin: Array) -> None:
+    """Turn the pairs (2i, 2i+1), in place: x [n, heads, d], cos and sin [n, d/2], float32. Notebook 06, section 3."""
+    n, heads, d = x.shape
+    expect("rope", cos=(cos, (n, d // 2)), sin=(sin, (n, d // 2)))
+    rt.launch("rope", blocks_for(x.size // 2), THREADS, [x, cos, sin, n, heads, d // 2])
+
+
+def silu_mul(rt: Runtime, gate: Array, up: Array) -> Array:
+    """silu(gate) · up: float32 of equal shape -> a new array. Notebook 06, section 4."""
+    expect("silu_mul", up=(up, gate.shape))
+    out = rt.empty(gate.shape)
+    rt.launch("silu_mul", blocks_for(gate.size), THREADS, [gate, up, out, gate.size])
+    return out
+
+
+def mask_add(rt: Runtime, scores: Array, positions: Array) -> None:
+    """Add minus infinity where a key lies after its query, in place: scores [B, H, T, S], positions int32 [B, T].
+
+    Notebook 06, section 5.
+    """
+    B, H, T, S = scores.shape
+    expect("mask_add", positions=(positions, (B, T)))
+    rt.launch("mask_add", blocks_for(scores.size), THREADS, [scores, positions, B, H, T, S])
+
+
+def last_row(rt: Runtime, x: Array, last: Array) -> Array:
+    """Row last[b] of each sequence: float32 [B, T, D], int32 [B] -> [B, D]. Notebook 06, section 6."""
+    B, T, D = x.shape
+    expect("last_row", last=(last, (B,)))
+    out = rt.empty((B, D))
+    rt.launch("last_row", blocks_for(B * D), THREADS, [x, last, out, B, T, D])
+    return out
+
+
+def transpose_axes12(rt: Runtime, x: Array) -> Array:
+    """Swap the middle axes: float32 [B, T, H, d] -> [B, H, T, d], a new array. Notebook 06, section 7."""
+    B, T, H, d = x.shape
+    out = rt.empty((B, H, T, d))
+    rt.launch("transpose_axes12", blocks_for(x.size), THREADS, [x, out, B, T, H, d])
+    return out
+
+
+def rmsnorm(rt: Runtime, x: Array, weight: Array, eps: float) -> Array:
+    """Normalise each row: float32 [n, D], [D] -> [n, D]. Notebook 07, section 3."""
+    n, D = x.shape
+    expect("rmsnorm", weight=(weight, (D,)))
+    out = rt.empty((n, D))
+    rt.launch("rmsnorm", n, THREADS, [x, weight, out, D, eps])
+    return out
+
+
+def softmax(rt: Runtime, x: Array) -> None:
+    """Along the last axis, in place: float32 [..., S]. A row needs one finite value. Notebook 07, section 4."""
+    S = x.shape[-1]
+    rt.launch("softmax", x.size // S, THREADS, [x, S])
+
+
+def kv_write(rt: Runtime, k: Array, v: Array, keys: Array, values: Array, slot_mapping: Array) -> None:
+    """Store new keys and values in their slots: k, v [n, K, d] -> keys, values [num_blocks, block_size, K, d].
+
+    slot_mapping: int32 [n]; -1 marks padding, which is not stored. Notebook 09, section 4.
+    """
+    n, K, d = k.shape
+    expect("kv_write", v=(v, k.shape), keys=(keys, (None, None, K, d)), values=(values, keys.shape))
+    expect("kv_write", slot_mapping=(slot_mapping, (n,)))
+    rt.launch("kv_write", blocks_for(k.size), THREADS, [k, v, keys, values, slot_mapping, n, K * d])
+
+
+def kv_gather(rt: Runtime, storage: Array, block_tables: Array, seq_lens: Array, longest: int) -> Array:
+    """Collect each sequence's rows: [num_blocks, block_size, K, d] -> [B, K, longest, d], zeros past seq_lens[b].
+
+    block_tables: int32 [B, blocks]; seq_lens: int32 [B]. Notebook 09, section 5.
+    """
+    (B, width), (_, block_size, K, d) = block_tables.shape, storage.shape
+    expect("kv_gather", seq_lens=(seq_lens, (B,)))
+    if longest > width * block_size:
+        raise ShapeError(f"kv_gather: {longest} positions; allowed: the {width * block_size} of {width} blocks")
+    out = rt.empty((B, K, longest, d))
+    sizes = [B, longest, K, d, block_size, width]
+    rt.launch("kv_gather", blocks_for(out.size), THREADS, [storage, block_tables, seq_lens, out, *sizes])
+    return out

@@ -1,0 +1,348 @@
+"""Arrays and kernel launches on one device: a GPU through CuPy and NVRTC, or the emulator.
+
+Generated from notebooks/05_first_kernels.ipynb; edit there, then run: python tools/nb.py export
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources, util
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rvllm import emulator
+from rvllm.device import DeviceError, cuda_available
+from rvllm.emulator import CompileError, KernelArgumentError, LaunchConfigError
+from rvllm.errors import RvllmError
+
+Array = Any  # numpy.ndarray on the emulator, cupy.ndarray on a GPU; both have shape, dtype, reshape, slices
+Size = int | tuple[int, ...]
+
+
+class NoGpuError(DeviceError):
+    """CUDA was asked for and can't be used; the message says why and what would help. Notebook 05, section 4."""
+
+
+class DeviceMemoryError(RvllmError):
+    """The device has no room for an array."""
+
+
+LIVE_SOURCES: dict[str, str] = {}  # file name -> text; a %%cuda cell puts its text here, and it goes before the files
+
+
+def source_text(filename: str) -> str:
+    """The text of a kernel file, `rmsnorm.cu` or a header `warp.cuh`: from a notebook cell, else from the package."""
+    if filename in LIVE_SOURCES:
+        return LIVE_SOURCES[filename]
+    file = resources.files("rvllm.kernels") / filename
+    if not file.is_file():
+        raise LaunchConfigError(f"{filename}: no such kernel file in rvllm.kernels, and no %%cuda cell defines it")
+    return file.read_text(encoding="utf-8")
+
+
+def headers_of(source: str) -> dict[str, str]:
+    """The project's headers that a source includes, directly or through another header: name -> text."""
+    found: dict[str, str] = {}
+    waiting = re.findall(r'#include\s+"(\w+\.cuh)"', source)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = source_text(name)
+            waiting += re.findall(r'#include\s+"(\w+\.cuh)"', found[name])
+    return found
+
+
+DTYPES: dict[str, Any] = {
+    "float": np.float32,
+    "int": np.int32,
+    "unsigned": np.uint32,
+    "unsigned char": np.uint8,
+    "half": np.float16,
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel: its C type without qualifiers, and whether it is a pointer."""
+
+    base: str
+    is_pointer: bool
+    declared: str
+
+    def convert(self, kernel: str, index: int, value: Any, array_type: Any) -> Any:
+        """The argument as the kernel expects it, or KernelArgumentError: nothing else would notice a wrong type."""
+        dtype: Any = np.dtype(DTYPES[self.base])
+        if self.is_pointer:
+            good = isinstance(value, array_type) and value.dtype == dtype and value.flags.c_contiguous
+        elif dtype.kind == "f":
+            good = isinstance(value, (int, float, np.number)) and not isinstance(value, complex)
+        else:
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            good = whole and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+        if not good:
+            raise KernelArgumentError(kernel, index, self.declared, describe(value))
+        return value if self.is_pointer else dtype.type(value)
+
+
+def describe(value: Any) -> str:
+    """What was passed, for a message."""
+    if not hasattr(value, "dtype") or not getattr(value, "shape", ()):
+        return f"{type(value).__name__} {value!r}"
+    layout = "" if value.flags.c_contiguous else ", not contiguous"
+    return f"{type(value).__module__.split('.')[0]} array of {value.dtype}, shape {value.shape}{layout}"
+
+
+def parameters_of(source: str, kernel: str) -> list[Parameter]:
+    """A kernel's parameters, read from its source text."""
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
+    match = re.search(rf"__global__[^;{{]*?\b{kernel}\s*\(([^)]*)\)", plain)
+    if match is None:
+        raise LaunchConfigError(f'{kernel}.cu defines no kernel: extern "C" __global__ void {kernel}(...)')
+    parameters = []
+    for declared in filter(None, (" ".join(text.split()) for text in match[1].split(","))):
+        words = re.sub(r"\b(const|volatile|__restrict__)\b|\*", " ", declared).split()
+        parameters.append(Parameter(" ".join(words[:-1]), "*" in declared, declared))
+    if unknown := [p.declared for p in parameters if p.base not in DTYPES]:
+        raise LaunchConfigError(f"{kernel}: parameter {unknown[0]!r}; known types: {', '.join(DTYPES)}")
+    return parameters
+
+
+class Compiled(Protocol):
+    """A kernel that is ready to run."""
+
+    def __call__(self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
+        """Start it."""
+
+
+class EmulatorBackend:
+    """Kernels compiled by g++ and run on the CPU. Arrays are NumPy's."""
+
+    array_type: type = np.ndarray
+
+    def __init__(self, runtime: Runtime, mode: str) -> None:
+        works, reason = emulator.available(mode)
+        if not works:
+            raise emulator.CompilerMissingError(reason)
+        self.xp, self._runtime, self._mode = np, runtime, mode
+        self.name = f"emulator, {mode} mode"
+
+    def compile(self, source: str, kernel: str) -> Compiled:
+        """A function that runs the kernel and leaves its counters in the runtime."""
+        module = emulator.Module(source, f"{kernel}.cu", self._mode, headers_of(source))
+
+        def call(grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
+            rt = self._runtime
+            count = rt.counting and self._mode == "check"
+            module.launch(kernel, grid, block, args, shared, cooperative, rt.reverse, rt.timeout, count=count)
+            rt.counters = module.counters
+
+        return call
+
+    def synchronize(self) -> None:
+        """Launches have ended when they return."""
+
+    def download(self, array: Array) -> np.ndarray:
+        """A copy, as from a GPU."""
+        return np.array(array)
+
+
+def include_paths() -> list[str]:
+    """Folders with CUDA's own headers: a toolkit's, or those of NVIDIA's wheels. Empty ones are left out."""
+    candidates = [Path(os.environ[v], "include") for v in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(v)]
+    nvidia = util.find_spec("nvidia")
+    for root in (nvidia.submodule_search_locations or []) if nvidia else []:
+        candidates += [*Path(root).glob("cuda_runtime/include"), *Path(root).glob("cu1*/include")]
+    candidates.append(Path("/usr/local/cuda/include"))
+    return list(dict.fromkeys(str(path) for path in candidates if (path / "cuda_fp16.h").is_file()))
+
+
+class CudaBackend:
+    """Kernels compiled by NVRTC for the device's own compute capability. Arrays are CuPy's."""
+
+    def __init__(self, index: int) -> None:
+        available = cuda_available()
+        if not available.ok:
+            raise NoGpuError(f"{available.reason}. {available.remedy}".strip(". ") + ".")
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+        if index >= count:
+            raise NoGpuError(f"cuda:{index}: found {count} GPU(s); allowed: cuda:0 to cuda:{count - 1}")
+        self.xp, self._device = cupy, cupy.cuda.Device(index)
+        self.array_type = cupy.ndarray
+        self._modules: list[Any] = []  # a function outlives its module only if somebody holds the module
+        card = cupy.cuda.runtime.getDeviceProperties(index)
+        self.name = f"{card['name'].decode()}, compute capability {card['major']}.{card['minor']}"
+
+    def compile(self, source: str, kernel: str) -> Compiled:
+        """A function that starts the kernel on the current stream."""
+        module = self.xp.cuda.function.Module()
+        with self._device:
+            module.load(self._cubin(source, kernel))
+        self._modules.append(module)
+        function = module.get_function(kernel)
+
+        def call(grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
+            with self._device:
+                function(_triple(grid), _triple(block), tuple(args), shared, enable_cooperative_groups=cooperative)
+
+        return call
+
+    def _cubin(self, source: str, kernel: str) -> bytes:
+        from rvllm.hub import cache_dir
+
+        arch, paths, headers = f"sm_{self._device.compute_capability}", include_paths(), headers_of(source)
+        version = self.xp.cuda.nvrtc.getVersion()
+        key = hashlib.sha256(repr((source, sorted(headers.items()), arch, version, paths)).encode()).hexdigest()
+        cached = cache_dir() / "cubin" / f"{kernel}-{key[:32]}.cubin"
+        if not cached.is_file():
+            cubin = self._compile(source, kernel, headers, (f"--gpu-architecture={arch}", "-std=c++17"), paths)
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            partial = cached.with_suffix(f".{os.getpid()}.part")
+            partial.write_bytes(cubin)
+            partial.replace(cached)
+        return cached.read_bytes()
+
+    def _compile(
+        self, source: str, kernel: str, headers: dict[str, str], options: tuple[str, ...], paths: list[str]
+    ) -> bytes:
+        nvrtc = self.xp.cuda.nvrtc
+        texts, names = ([text.encode() for text in part] for part in (headers.values(), headers))
+        program = nvrtc.createProgram(source, f"{kernel}.cu", texts, names)
+        try:
+            nvrtc.compileProgram(program, (*options, *(f"-I{path}" for path in paths)))
+            return bytes(nvrtc.getCUBIN(program))
+        except nvrtc.NVRTCError:
+            raise CompileError(f"{kernel}.cu", nvrtc.getProgramLog(program), [*headers, *paths]) from None
+        finally:
+            nvrtc.destroyProgram(program)
+
+    def synchronize(self) -> None:
+        """Wait until everything that was started has ended."""
+        with self._device:
+            self.xp.cuda.get_current_stream().synchronize()
+
+    def download(self, array: Array) -> np.ndarray:
+        """Copy to NumPy; waits for what computes the array."""
+        return np.asarray(self.xp.asnumpy(array))
+
+
+def _triple(size: Size) -> tuple[int, int, int]:
+    x, y, z = (*((size,) if isinstance(size, int) else size), 1, 1)[:3]
+    return x, y, z
+
+
+class Runtime:
+    """Arrays and kernel launches on one device. Notebook 05, section 4.
+
+    device: "cuda", "cuda:1", "emulator", or "auto" (a GPU where one works, else the emulator).
+    mode: of the emulator: "check" watches every memory access, "fast" does not.
+    Attributes, emulator only: `reverse` runs threads backwards, `timeout` in seconds of CPU time, `counting` fills
+    `counters` at each launch.   `is_cuda`, `name`: which device it is.
+    Raises NoGpuError, CompilerMissingError.
+    """
+
+    def __init__(self, device: str = "auto", mode: str = "check") -> None:
+        if device == "auto":
+            device = "cuda" if cuda_available().ok else "emulator"
+        kind, _, index = device.partition(":")
+        if kind not in ("cuda", "emulator") or (index and not index.isdigit()) or mode not in ("check", "fast"):
+            found = f"device {device!r}, mode {mode!r}"
+            raise LaunchConfigError(f"{found}; allowed: cuda, cuda:N, emulator, auto; modes check and fast")
+        self.is_cuda = kind == "cuda"
+        self.reverse, self.timeout, self.counting = False, 60.0, False
+        self.counters: emulator.Counters | None = None
+        self._backend: Any = CudaBackend(int(index or 0)) if self.is_cuda else EmulatorBackend(self, mode)
+        self.name: str = self._backend.name
+        self._kernels: dict[str, tuple[list[Parameter], Compiled]] = {}
+        self._live: dict[str, str] = {}
+
+    def empty(self, shape: Size, dtype: Any = np.float32) -> Array:
+        """An array whose content is undefined. DeviceMemoryError if it does not fit."""
+        return self._allocate(self._backend.xp.empty, shape, dtype)
+
+    def zeros(self, shape: Size, dtype: Any = np.float32) -> Array:
+        """An array of zeros."""
+        return self._allocate(self._backend.xp.zeros, shape, dtype)
+
+    def upload(self, array: np.ndarray) -> Array:
+        """A C-contiguous copy on the device."""
+        copy = self.empty(array.shape, array.dtype)
+        if self.is_cuda:
+            copy.set(np.ascontiguousarray(array))
+        else:
+            copy[...] = array
+        return copy
+
+    def download(self, array: Array) -> np.ndarray:
+        """A copy in NumPy."""
+        return self._backend.download(array)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._backend.synchronize()
+
+    def kernel(self, name: str) -> tuple[list[Parameter], Compiled]:
+        """Parameters and compiled form of the kernel `name` in `name.cu`; compiled once, until a cell changes."""
+        if self._live != LIVE_SOURCES:
+            self._live = dict(LIVE_SOURCES)
+            self._kernels.clear()
+        if name not in self._kernels:
+            source = source_text(f"{name}.cu")
+            self._kernels[name] = parameters_of(source, name), self._backend.compile(source, name)
+        return self._kernels[name]
+
+    def launch(
+        self, name: str, grid: Size, block: Size, args: Sequence[Any], shared: int = 0, cooperative: bool = False
+    ) -> None:
+        """Start a kernel. `args` are checked against its signature; Python numbers become the declared C type.
+
+        grid, block: x, or (x, y[, z]).   shared: bytes of dynamic shared memory.
+        Raises KernelArgumentError, CompileError, and on the emulator EmulatorError for what the kernel does wrong.
+        """
+        parameters, compiled = self.kernel(name)
+        if len(args) != len(parameters):
+            expected = ", ".join(p.declared for p in parameters)
+            raise KernelArgumentError(name, None, expected, f"{len(args)} arguments")
+        kind = self._backend.array_type
+        pairs = zip(parameters, args, strict=True)
+        converted = [p.convert(name, i, value, kind) for i, (p, value) in enumerate(pairs)]
+        compiled(grid, block, converted, shared, cooperative)
+
+    def milliseconds(self, call: Callable[[], object], repeats: int = 20) -> float:
+        """Median time of a call: device time by CUDA events on a GPU, wall-clock time on the emulator."""
+        call()
+        return statistics.median(self._once(call) for _ in range(repeats))
+
+    def _once(self, call: Callable[[], object]) -> float:
+        if not self.is_cuda:
+            start = time.perf_counter()
+            call()
+            return (time.perf_counter() - start) * 1e3
+        events = self._backend.xp.cuda.Event(), self._backend.xp.cuda.Event()
+        events[0].record()
+        call()
+        events[1].record()
+        events[1].synchronize()
+        return float(self._backend.xp.cuda.get_elapsed_time(*events))
+
+    def _allocate(self, make: Callable[..., Array], shape: Size, dtype: Any) -> Array:
+        if not self.is_cuda:
+            return make(shape, dtype)
+        memory = self._backend.xp.cuda.memory
+        try:
+            with self._backend._device:
+                return make(shape, dtype)
+        except memory.OutOfMemoryError:
+            free, total = self._backend.xp.cuda.runtime.memGetInfo()
+            wanted = np.prod(shape) * np.dtype(dtype).itemsize
+            message = f"{self.name}: {wanted / 1e6:,.0f} MB wanted, {free / 1e6:,.0f} of {total / 1e6:,.0f} MB free"
+            raise DeviceMemoryError(f"{message}; take fewer cache blocks or sequences, or a smaller model") from None
