@@ -19,8 +19,9 @@ def assert_close(
     if got.size == 0:
         return f"{name}: empty, nothing to compare"
     wide_got, wide_want = got.astype(np.float64), want.astype(np.float64)
-    error = np.where(wide_got == wide_want, 0.0, np.abs(wide_got - wide_want))  # equal infinities differ by 0
-    allowed = atol + rtol * np.abs(wide_want)
+    with np.errstate(invalid="ignore"):
+        error = np.where(wide_got == wide_want, 0.0, np.abs(wide_got - wide_want))  # equal infinities differ by 0
+        allowed = atol + rtol * np.abs(wide_want)
     worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), got.shape)
     place = tuple(int(i) for i in worst)
     line = f"{name}: largest difference {error[worst]:.2e} at {place}, allowed {allowed[worst]:.2e}"

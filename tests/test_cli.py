@@ -86,7 +86,7 @@ def test_version():
         (["generate", "x", "--max-tokens", "-1"], "rvllm: max_tokens"),
         (["generate", "x", "--stop", ""], "rvllm: stop"),
         (["generate", "x", "--device", "gpu"], "rvllm: there is no device 'gpu'"),
-        (["generate", "x", "--device", "cuda"], "rvllm: device 'cuda'"),
+        (["generate", "x", "--device", "tpu"], "rvllm: there is no device 'tpu'"),
         (["generate", "x", "--model", "smollm"], "did you mean smollm2-"),
         (["generate", "x", "--model", "./missing.gguf"], "rvllm: no model file missing.gguf"),
         (["generate", "x", "--model", "."], "is a folder"),
