@@ -1,4 +1,4 @@
-"""Every kernel file compiles by NVRTC for a T4, an A100 and an H200. No GPU needed: NVIDIA ships the compiler as wheels."""
+"""Every kernel file compiles by NVRTC for a T4, an A100 and an H200."""
 
 from __future__ import annotations
 
