@@ -78,7 +78,7 @@ def gemm(rt: Runtime, m: int, n: int, k: int, alpha: float, a: Matrix, b: Matrix
 def linear(rt: Runtime, x: Array, weight: Array) -> Array:
     """y = x Wᵀ: float32 [n, in], [out, in] -> [n, out], all row-major. Notebook 08, section 5.
 
-    cuBLAS sees xᵀ, W ᵀ and yᵀ, each in x out or so; yᵀ = W xᵀ is op(A) = Aᵀ of what it sees as Wᵀ, times xᵀ.
+    cuBLAS sees xᵀ (in × n), Wᵀ (in × out) and yᵀ (out × n); yᵀ = W xᵀ, so A is the weight with T, B is x with N.
     """
     (n, n_in), n_out = x.shape, weight.shape[0]
     expect("linear", weight=(weight, (n_out, n_in)))

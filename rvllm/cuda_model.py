@@ -84,7 +84,7 @@ def split_step(step: Step) -> list[Ints]:
 
 
 class Weights:
-    """A file's tensors as float32 on the device, uploaded when first asked for."""
+    """A file's tensors, dequantised to float32 and uploaded."""
 
     def __init__(self, rt: Runtime, file: GGUFFile) -> None:
         self._rt, self._file = rt, file

@@ -14,7 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rvllm.device import cuda_available
+from rvllm.emulator import Counters
 from rvllm.runtime import LIVE_SOURCES, Runtime
 
 Value = TypeVar("Value")
@@ -42,6 +46,27 @@ def kernels_run_on(rt: Runtime) -> None:
     print(f"kernels run on: {rt.name}")
     if not rt.is_cuda:
         print(f"no GPU: {cuda_available().reason}. Timings against a card's limits are skipped.")
+
+
+def both_orders(rt: Runtime, run: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """Run with threads in order and, on the emulator, reversed; AssertionError unless the results are equal."""
+    first = run()
+    if not rt.is_cuda:
+        rt.reverse = True
+        try:
+            assert np.array_equal(first, run(), equal_nan=True), "the result depends on the order of the threads"
+        finally:
+            rt.reverse = False
+    return first
+
+
+def counts(run: Callable[[Runtime], object]) -> Counters:
+    """What the last launch of `run(runtime)` does to memory, counted by the emulator in check mode."""
+    watched = Runtime("emulator", "check")
+    watched.counting = True
+    run(watched)
+    assert watched.counters is not None
+    return watched.counters
 
 
 def read_rate(rt: Runtime, megabytes: int = 512) -> float:
