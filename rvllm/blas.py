@@ -37,12 +37,20 @@ class BlasError(RvllmError):
 
 def columns(data: NDArray[np.float32], rows: int, cols: int, ld: int, stride: int, batch: int) -> NDArray[np.float32]:
     """View [batch, rows, cols] of a flat buffer in cuBLAS's column-major meaning; BlasError if it does not fit."""
-    last = (batch - 1) * stride + (cols - 1) * ld + rows
-    if ld < max(1, rows) or last > data.size:
-        raise BlasError(f"a {rows} x {cols} matrix with ld {ld}, stride {stride}, batch {batch} in {data.size} floats")
+    check_fit(data, rows, cols, ld, stride, batch)
     item = data.itemsize
     view = np.lib.stride_tricks.as_strided(data.reshape(-1), (batch, cols, rows), (stride * item, ld * item, item))
     return view.swapaxes(1, 2)
+
+
+def check_fit(data: Array, rows: int, cols: int, ld: int, stride: int, batch: int) -> None:
+    """BlasError unless such a batch of column-major matrices lies inside a buffer of float32 in one piece."""
+    last = (batch - 1) * stride + (cols - 1) * ld + rows
+    if ld < max(1, rows) or stride < 0 or last > data.size:
+        raise BlasError(f"a {rows} x {cols} matrix with ld {ld}, stride {stride}, batch {batch} in {data.size} floats")
+    if data.dtype != np.float32 or not data.flags.c_contiguous:
+        layout = "in one piece" if data.flags.c_contiguous else "with gaps"
+        raise BlasError(f"a buffer of {data.dtype}, {layout}; allowed: float32 in one piece")
 
 
 def emulated_gemm(m: int, n: int, k: int, alpha: float, a: Matrix, b: Matrix, c: Matrix, batch: int) -> None:
@@ -61,6 +69,11 @@ def gemm(rt: Runtime, m: int, n: int, k: int, alpha: float, a: Matrix, b: Matrix
     """C = alpha · op(A) op(B) in cuBLAS's terms: op(A) m x k, op(B) k x n, C m x n, column-major, float32."""
     if min(m, n, k, batch) < 1:
         raise BlasError(f"m {m}, n {n}, k {k}, batch {batch}; allowed: at least 1 each")
+    if a.op not in (N, T) or b.op not in (N, T) or c.op != N:
+        raise BlasError(f"ops {a.op}, {b.op}, {c.op}; allowed: N (0) or T (1) for A and B, N for C")
+    for matrix, rows, cols in ((a, m, k), (b, k, n), (c, m, n)):
+        rows, cols = (cols, rows) if matrix.op == T else (rows, cols)
+        check_fit(matrix.data, rows, cols, matrix.ld, matrix.stride, batch)
     if not rt.is_cuda:
         emulated_gemm(m, n, k, alpha, a, b, c, batch)
         return
@@ -68,11 +81,12 @@ def gemm(rt: Runtime, m: int, n: int, k: int, alpha: float, a: Matrix, b: Matrix
 
     scalars = np.array([alpha, 0.0], np.float32)  # cuBLAS reads alpha and beta through pointers
     one, zero = scalars.ctypes.data, scalars.ctypes.data + 4
-    cublas.sgemmStridedBatched(
-        device.get_cublas_handle(), a.op, b.op, m, n, k,
-        one, a.data.data.ptr, a.ld, a.stride, b.data.data.ptr, b.ld, b.stride,
-        zero, c.data.data.ptr, c.ld, c.stride, batch,
-    )  # fmt: skip
+    with rt.on_device():
+        cublas.sgemmStridedBatched(
+            device.get_cublas_handle(), a.op, b.op, m, n, k,
+            one, a.data.data.ptr, a.ld, a.stride, b.data.data.ptr, b.ld, b.stride,
+            zero, c.data.data.ptr, c.ld, c.stride, batch,
+        )  # fmt: skip
 
 
 def linear(rt: Runtime, x: Array, weight: Array) -> Array:
@@ -80,6 +94,7 @@ def linear(rt: Runtime, x: Array, weight: Array) -> Array:
 
     cuBLAS sees xᵀ (in × n), Wᵀ (in × out) and yᵀ (out × n); yᵀ = W xᵀ, so A is the weight with T, B is x with N.
     """
+    expect("linear", x=(x, (None, None)), weight=(weight, (None, None)))
     (n, n_in), n_out = x.shape, weight.shape[0]
     expect("linear", weight=(weight, (n_out, n_in)))
     y = rt.empty((n, n_out))
@@ -92,6 +107,7 @@ def scores(rt: Runtime, q: Array, k: Array, scale: float) -> Array:
 
     The G query heads of a KV head are folded into M = G · T rows, so batch is sequences times KV heads.
     """
+    expect("scores", q=(q, (None,) * 3), k=(k, (None,) * 3))
     (batch, M, d), S = q.shape, k.shape[1]
     expect("scores", k=(k, (batch, S, d)))
     out = rt.empty((batch, M, S))
@@ -101,6 +117,7 @@ def scores(rt: Runtime, q: Array, k: Array, scale: float) -> Array:
 
 def weighted_values(rt: Runtime, p: Array, v: Array) -> Array:
     """p v for each of a batch: float32 [batch, M, S], [batch, S, d] -> [batch, M, d]."""
+    expect("weighted_values", p=(p, (None,) * 3), v=(v, (None,) * 3))
     (batch, M, S), d = p.shape, v.shape[2]
     expect("weighted_values", v=(v, (batch, S, d)))
     out = rt.empty((batch, M, d))

@@ -48,6 +48,8 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """One more user of a block, in use or free: a free one leaves the queue with its content intact."""
+        if not 0 <= block < self.num_blocks:
+            raise ValueError(f"block {block}; allowed: 0 to {self.num_blocks - 1}")
         self._free.pop(block, None)
         self.ref_counts[block] += 1
 

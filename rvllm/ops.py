@@ -30,11 +30,14 @@ def expect(op: str, **shapes: tuple[Array, Sequence[int | None]]) -> None:
 
 def blocks_for(n: int, threads: int = THREADS) -> int:
     """How many blocks of `threads` threads cover n elements (at least one: a grid must not be empty)."""
+    if n >= 2**31:
+        raise ShapeError(f"{n:,} elements; allowed: fewer than 2**31, kernels count in 32 bits. Take smaller chunks")
     return max(1, -(-n // threads))
 
 
 def embedding(rt: Runtime, table: Array, token_ids: Array) -> Array:
     """Rows of a table: float32 [V, D], int32 [n] -> [n, D]. Ids must be in range. Notebook 05, section 6."""
+    expect("embedding", table=(table, (None, None)), token_ids=(token_ids, (None,)))
     (n,), (V, D) = token_ids.shape, table.shape
     out = rt.empty((n, D))
     rt.launch("embedding", blocks_for(n * D), THREADS, [table, token_ids, out, n, D, V])
@@ -49,7 +52,10 @@ def residual_add(rt: Runtime, x: Array, y: Array) -> None:
 
 def rope(rt: Runtime, x: Array, cos: Array, sin: Array) -> None:
     """Turn the pairs (2i, 2i+1), in place: x [n, heads, d], cos and sin [n, d/2], float32. Notebook 06, section 3."""
+    expect("rope", x=(x, (None, None, None)))
     n, heads, d = x.shape
+    if d % 2:
+        raise ShapeError(f"rope: x has heads of {d}; allowed: an even size, since pairs are turned")
     expect("rope", cos=(cos, (n, d // 2)), sin=(sin, (n, d // 2)))
     rt.launch("rope", blocks_for(x.size // 2), THREADS, [x, cos, sin, n, heads, d // 2])
 
@@ -67,6 +73,7 @@ def mask_add(rt: Runtime, scores: Array, positions: Array) -> None:
 
     Notebook 06, section 5.
     """
+    expect("mask_add", scores=(scores, (None,) * 4))
     B, H, T, S = scores.shape
     expect("mask_add", positions=(positions, (B, T)))
     rt.launch("mask_add", blocks_for(scores.size), THREADS, [scores, positions, B, H, T, S])
@@ -74,6 +81,7 @@ def mask_add(rt: Runtime, scores: Array, positions: Array) -> None:
 
 def last_row(rt: Runtime, x: Array, last: Array) -> Array:
     """Row last[b] of each sequence: float32 [B, T, D], int32 [B] -> [B, D]. Notebook 06, section 6."""
+    expect("last_row", x=(x, (None,) * 3))
     B, T, D = x.shape
     expect("last_row", last=(last, (B,)))
     out = rt.empty((B, D))
@@ -83,6 +91,7 @@ def last_row(rt: Runtime, x: Array, last: Array) -> Array:
 
 def transpose_axes12(rt: Runtime, x: Array) -> Array:
     """Swap the middle axes: float32 [B, T, H, d] -> [B, H, T, d], a new array. Notebook 06, section 7."""
+    expect("transpose_axes12", x=(x, (None,) * 4))
     B, T, H, d = x.shape
     out = rt.empty((B, H, T, d))
     rt.launch("transpose_axes12", blocks_for(x.size), THREADS, [x, out, B, T, H, d])
@@ -91,6 +100,7 @@ def transpose_axes12(rt: Runtime, x: Array) -> Array:
 
 def rmsnorm(rt: Runtime, x: Array, weight: Array, eps: float) -> Array:
     """Normalise each row: float32 [n, D], [D] -> [n, D]. Notebook 07, section 3."""
+    expect("rmsnorm", x=(x, (None, None)))
     n, D = x.shape
     expect("rmsnorm", weight=(weight, (D,)))
     out = rt.empty((n, D))
@@ -100,6 +110,8 @@ def rmsnorm(rt: Runtime, x: Array, weight: Array, eps: float) -> Array:
 
 def softmax(rt: Runtime, x: Array) -> None:
     """Along the last axis, in place: float32 [..., S]. A row needs one finite value. Notebook 07, section 4."""
+    if not x.size or not x.shape:
+        raise ShapeError(f"softmax: x has shape {tuple(x.shape)}; allowed: at least one row with one element")
     S = x.shape[-1]
     rt.launch("softmax", x.size // S, THREADS, [x, S])
 
@@ -109,6 +121,7 @@ def kv_write(rt: Runtime, k: Array, v: Array, keys: Array, values: Array, slot_m
 
     slot_mapping: int32 [n]; -1 marks padding, which is not stored. Notebook 09, section 4.
     """
+    expect("kv_write", k=(k, (None,) * 3))
     n, K, d = k.shape
     expect("kv_write", v=(v, k.shape), keys=(keys, (None, None, K, d)), values=(values, keys.shape))
     expect("kv_write", slot_mapping=(slot_mapping, (n,)))
@@ -120,9 +133,10 @@ def kv_gather(rt: Runtime, storage: Array, block_tables: Array, seq_lens: Array,
 
     block_tables: int32 [B, blocks]; seq_lens: int32 [B]. Notebook 09, section 5.
     """
+    expect("kv_gather", storage=(storage, (None,) * 4), block_tables=(block_tables, (None, None)))
     (B, width), (_, block_size, K, d) = block_tables.shape, storage.shape
     expect("kv_gather", seq_lens=(seq_lens, (B,)))
-    if longest > width * block_size:
+    if not 0 <= longest <= width * block_size:
         raise ShapeError(f"kv_gather: {longest} positions; allowed: the {width * block_size} of {width} blocks")
     out = rt.empty((B, K, longest, d))
     sizes = [B, longest, K, d, block_size, width]

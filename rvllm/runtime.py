@@ -6,11 +6,13 @@ Generated from notebooks/05_first_kernels.ipynb; edit there, then run: python to
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import resources, util
 from pathlib import Path
@@ -48,15 +50,21 @@ def source_text(filename: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
+def without_comments(source: str) -> str:
+    """The text with every comment replaced by a space."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
+
+
 def headers_of(source: str) -> dict[str, str]:
     """The project's headers that a source includes, directly or through another header: name -> text."""
+    include = re.compile(r'#\s*include\s*"(\w+\.cuh)"')
     found: dict[str, str] = {}
-    waiting = re.findall(r'#include\s+"(\w+\.cuh)"', source)
+    waiting = include.findall(without_comments(source))
     while waiting:
         name = waiting.pop()
         if name not in found:
             found[name] = source_text(name)
-            waiting += re.findall(r'#include\s+"(\w+\.cuh)"', found[name])
+            waiting += include.findall(without_comments(found[name]))
     return found
 
 
@@ -83,13 +91,19 @@ class Parameter:
         if self.is_pointer:
             good = isinstance(value, array_type) and value.dtype == dtype and value.flags.c_contiguous
         elif dtype.kind == "f":
-            good = isinstance(value, (int, float, np.number)) and not isinstance(value, complex)
+            good = isinstance(value, (int, float, np.integer, np.floating)) and not _is_huge(value)
         else:
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             good = whole and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
         if not good:
             raise KernelArgumentError(kernel, index, self.declared, describe(value))
-        return value if self.is_pointer else dtype.type(value)
+        with np.errstate(over="ignore"):  # beyond the largest float32: infinity, as in C
+            return value if self.is_pointer else dtype.type(value)
+
+
+def _is_huge(value: Any) -> bool:
+    """An integer that no float can hold."""
+    return isinstance(value, int) and value.bit_length() > 1023
 
 
 def describe(value: Any) -> str:
@@ -102,15 +116,19 @@ def describe(value: Any) -> str:
 
 def parameters_of(source: str, kernel: str) -> list[Parameter]:
     """A kernel's parameters, read from its source text."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
-    match = re.search(rf"__global__[^;{{]*?\b{kernel}\s*\(([^)]*)\)", plain)
+    match = re.search(rf'extern\s+"C"\s+__global__[^;{{]*?\b{kernel}\s*\(([^)]*)\)', without_comments(source))
     if match is None:
         raise LaunchConfigError(f'{kernel}.cu defines no kernel: extern "C" __global__ void {kernel}(...)')
     parameters = []
     for declared in filter(None, (" ".join(text.split()) for text in match[1].split(","))):
         words = re.sub(r"\b(const|volatile|__restrict__)\b|\*", " ", declared).split()
         parameters.append(Parameter(" ".join(words[:-1]), "*" in declared, declared))
-    if unknown := [p.declared for p in parameters if p.base not in DTYPES]:
+    strange = ("[", "(", "&")
+    if unknown := [
+        p.declared
+        for p in parameters
+        if p.base not in DTYPES or p.declared.count("*") > 1 or any(c in p.declared for c in strange)
+    ]:
         raise LaunchConfigError(f"{kernel}: parameter {unknown[0]!r}; known types: {', '.join(DTYPES)}")
     return parameters
 
@@ -221,7 +239,9 @@ class CudaBackend:
             nvrtc.compileProgram(program, (*options, *(f"-I{path}" for path in paths)))
             return bytes(nvrtc.getCUBIN(program))
         except nvrtc.NVRTCError:
-            raise CompileError(f"{kernel}.cu", nvrtc.getProgramLog(program), [*headers, *paths]) from None
+            hint = "" if paths else "no CUDA headers found: set CUDA_PATH, or pip install nvidia-cuda-runtime-cu12"
+            log = "\n".join(filter(None, [nvrtc.getProgramLog(program), hint]))
+            raise CompileError(f"{kernel}.cu", log, [*headers, *paths]) from None
         finally:
             nvrtc.destroyProgram(program)
 
@@ -253,17 +273,21 @@ class Runtime:
     def __init__(self, device: str = "auto", mode: str = "check") -> None:
         if device == "auto":
             device = "cuda" if cuda_available().ok else "emulator"
-        kind, _, index = device.partition(":")
-        if kind not in ("cuda", "emulator") or (index and not index.isdigit()) or mode not in ("check", "fast"):
+        match = re.fullmatch(r"emulator|cuda(?::([0-9]+))?", device) if isinstance(device, str) else None
+        if match is None or mode not in ("check", "fast"):
             found = f"device {device!r}, mode {mode!r}"
             raise LaunchConfigError(f"{found}; allowed: cuda, cuda:N, emulator, auto; modes check and fast")
-        self.is_cuda = kind == "cuda"
+        self.is_cuda = device.startswith("cuda")
         self.reverse, self.timeout, self.counting = False, 60.0, False
         self.counters: emulator.Counters | None = None
-        self._backend: Any = CudaBackend(int(index or 0)) if self.is_cuda else EmulatorBackend(self, mode)
+        self._backend: Any = CudaBackend(int(match[1] or 0)) if self.is_cuda else EmulatorBackend(self, mode)
         self.name: str = self._backend.name
         self._kernels: dict[str, tuple[list[Parameter], Compiled]] = {}
         self._live: dict[str, str] = {}
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Inside it this device is CuPy's current one: calls of libraries need that where there are several."""
+        return self._backend._device if self.is_cuda else nullcontext()
 
     def empty(self, shape: Size, dtype: Any = np.float32) -> Array:
         """An array whose content is undefined. DeviceMemoryError if it does not fit."""
@@ -277,7 +301,8 @@ class Runtime:
         """A C-contiguous copy on the device."""
         copy = self.empty(array.shape, array.dtype)
         if self.is_cuda:
-            copy.set(np.ascontiguousarray(array))
+            with self.on_device():
+                copy.set(np.asarray(array, order="C"))
         else:
             copy[...] = array
         return copy
@@ -327,22 +352,26 @@ class Runtime:
             start = time.perf_counter()
             call()
             return (time.perf_counter() - start) * 1e3
-        events = self._backend.xp.cuda.Event(), self._backend.xp.cuda.Event()
-        events[0].record()
-        call()
-        events[1].record()
-        events[1].synchronize()
-        return float(self._backend.xp.cuda.get_elapsed_time(*events))
+        with self.on_device():
+            events = self._backend.xp.cuda.Event(), self._backend.xp.cuda.Event()
+            events[0].record()
+            call()
+            events[1].record()
+            events[1].synchronize()
+            return float(self._backend.xp.cuda.get_elapsed_time(*events))
 
     def _allocate(self, make: Callable[..., Array], shape: Size, dtype: Any) -> Array:
-        if not self.is_cuda:
-            return make(shape, dtype)
-        memory = self._backend.xp.cuda.memory
-        try:
-            with self._backend._device:
+        full: Any = self._backend.xp.cuda.memory.OutOfMemoryError if self.is_cuda else MemoryError
+        with self.on_device():
+            try:
                 return make(shape, dtype)
-        except memory.OutOfMemoryError:
-            free, total = self._backend.xp.cuda.runtime.memGetInfo()
-            wanted = np.prod(shape) * np.dtype(dtype).itemsize
-            message = f"{self.name}: {wanted / 1e6:,.0f} MB wanted, {free / 1e6:,.0f} of {total / 1e6:,.0f} MB free"
-            raise DeviceMemoryError(f"{message}; take fewer cache blocks or sequences, or a smaller model") from None
+            except full:
+                wanted = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
+                message = f"{self.name}: {wanted / 1e6:,.0f} MB wanted{self._memory_left()}"
+        raise DeviceMemoryError(f"{message}; take fewer cache blocks or sequences, or a smaller model")
+
+    def _memory_left(self) -> str:
+        if not self.is_cuda:
+            return ""
+        free, total = self._backend.xp.cuda.runtime.memGetInfo()
+        return f", {free / 1e6:,.0f} of {total / 1e6:,.0f} MB free"
