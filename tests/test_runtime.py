@@ -759,7 +759,7 @@ def test_milliseconds_is_the_median_of_calls(rt):
         ops.residual_add(rt, x, x)
 
     took = rt.milliseconds(call, repeats=5)
-    assert len(calls) == 6, "one to warm up"
+    assert len(calls) == 1 + 5 * (10 if rt.is_cuda else 1), "one to warm up; ten in a row keep a card busy"
     assert 0 < took < 10_000
 
 

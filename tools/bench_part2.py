@@ -1,8 +1,8 @@
 """Part II in numbers, on a GPU: python tools/bench_part2.py MODEL.gguf [--json FILE]
 
 Each kernel against the rate at which this card copies memory, and the first CUDA model: prefill, decode steps at
-several batch sizes, launches in a step. Kernel times are CUDA events around one launch on large arrays; step times are
-wall clock, logits downloaded.
+several batch sizes, steps. Kernel times are CUDA events around ten launches on large arrays; step times are wall clock,
+logits downloaded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PROMPT, BLOCK_SIZE, REPEATS = 128, 16, 7
 
 
 def kernel_cases(rt: Runtime) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Name -> (bytes moved, call) on arrays of 64 MB and more."""
-    B, T, H, d, n = 64, 256, 16, 64, 1 << 24
+    """Name -> (bytes moved, call) on arrays of 256 MB and more."""
+    B, T, H, d, n = 256, 256, 16, 64, 1 << 26
     big, other = rt.zeros((B, T, H, d)), rt.zeros((B, T, H, d))
     rows, flat = big.reshape(-1, 1024), big.reshape(B * T, H, d)
     cos, sin, ids = rt.zeros((B * T, d // 2)), rt.zeros((B * T, d // 2)), rt.zeros(n // 1024, np.int32)
