@@ -94,8 +94,9 @@ class Parameter:
     @functools.cached_property
     def limits(self) -> tuple[Any, Any]:
         """Smallest and largest value of the type."""
-        info: Any = np.finfo(self.dtype) if self.dtype.kind == "f" else np.iinfo(self.dtype)
-        return info.min, info.max
+        if self.dtype.kind == "f":
+            return float(np.finfo(self.dtype).min), float(np.finfo(self.dtype).max)
+        return np.iinfo(self.dtype).min, np.iinfo(self.dtype).max
 
     def convert(self, kernel: str, index: int, value: Any, array_type: Any) -> Any:
         """The argument as the kernel expects it, or KernelArgumentError: nothing else would notice a wrong type."""
@@ -104,12 +105,15 @@ class Parameter:
                 return value
         elif self.dtype.kind == "f":
             if isinstance(value, (int, float, np.integer, np.floating)) and not _is_huge(value):
-                beyond = abs(value) > self.limits[1]  # becomes infinity, as in C
+                beyond = abs(float(value)) > self.limits[1]  # becomes infinity, as in C
                 return self.dtype.type(math.copysign(math.inf, value) if beyond else value)
-        elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-            if self.limits[0] <= value <= self.limits[1]:
-                return self.dtype.type(value)
+        elif _is_whole(value) and self.limits[0] <= value <= self.limits[1]:
+            return self.dtype.type(value)
         raise KernelArgumentError(kernel, index, self.declared, describe(value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _is_huge(value: Any) -> bool:
