@@ -14,11 +14,20 @@ os.environ.setdefault("RVLLM_NOTEBOOK_SCALE", "small")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """No test downloads anything: the model is there before the first one starts."""
-    if session.items and not session.config.option.collectonly:
+    """No test downloads anything: where one needs the model, it is there before the first one starts."""
+    if any(map(_needs_model, session.items)) and not session.config.option.collectonly:
         from rvllm import hub
+        from rvllm.errors import RvllmError
 
-        hub.resolve("smollm2-135m")
+        try:
+            hub.resolve("smollm2-135m")
+        except RvllmError as error:
+            pytest.exit(f"the tests need the default model: {error}", returncode=3)
+
+
+def _needs_model(item: pytest.Item) -> bool:
+    uses = "model_path" in getattr(item, "fixturenames", ()) or item.get_closest_marker("real_model") is not None
+    return uses or item.path.suffix == ".ipynb"
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ def part1_table(record: dict[str, Any]) -> str:
         ),
         (
             "weights read in a step",
-            f"{record['bytes_per_step'] / 1e6:.0f} MB, {record['bandwidth_share']:.0%} of the rate of one huge matrix-vector product",
+            f"{record['bytes_per_step'] / 1e6:.0f} MB, {record['bandwidth_share']:.0%} of one huge product's rate",
         ),
         ("prompt of 128 tokens", f"{prompt:.0f} ms in one pass, {128_000 / prompt:.0f} tokens/s"),
         ("opening the file", f"{record['open_ms']:.0f} ms"),
