@@ -284,7 +284,7 @@ class LLM:
 
     def _new_cache(self, lengths: list[int]) -> tuple[Any, list[list[int]]]:
         """A cache with room for sequences of these lengths, and their block tables."""
-        if isinstance(self.model, CpuModel):
+        if self.device == "cpu":
             return DenseKVCache(self.config, len(lengths), max(lengths)), [[row] for row in range(len(lengths))]
         pool = BlockPool(sum(blocks_needed(n, BLOCK_SIZE) for n in lengths), BLOCK_SIZE)
         tables: list[list[int]] = [[] for _ in lengths]

@@ -14,6 +14,8 @@ from rvllm.emulator.errors import CompileError
 from rvllm.emulator.source import kernel_names, rewrite_dynamic_shared, unit_text
 
 SHIM_FOLDER = Path(__file__).parent / "cuda"
+# By name, not by path: an object in the cache may have been compiled by an installation in another folder.
+SHIM_FILES = {path.name for path in SHIM_FOLDER.rglob("*") if path.suffix in (".h", ".cpp")}
 
 # CUDA code reads the same bytes as different types and counts on integers that wrap. -g1 keeps line numbers;
 # in version 4 of the format, because addr2line confuses the file names of g++ 12's version 5 after a #line.

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from rvllm.emulator.build import SHIM_FOLDER
+from rvllm.emulator.build import SHIM_FILES
 from rvllm.emulator.errors import EmulatorError
 
 
@@ -79,6 +79,6 @@ def look_up(library: Path, return_addresses: list[int]) -> tuple[str | None, int
     printed = subprocess.run(command, capture_output=True, text=True).stdout
     for frame in printed.splitlines():
         match = re.match(r"(.+):(\d+)(?: |$)", frame)
-        if match and int(match[2]) and not match[1].startswith(str(SHIM_FOLDER)):
+        if match and int(match[2]) and Path(match[1]).name not in SHIM_FILES:
             return match[1], int(match[2])
     return None, None
