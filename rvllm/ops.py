@@ -139,6 +139,7 @@ def kv_gather(rt: Runtime, storage: Array, block_tables: Array, seq_lens: Array,
     if not 0 <= longest <= width * block_size:
         raise ShapeError(f"kv_gather: {longest} positions; allowed: the {width * block_size} of {width} blocks")
     out = rt.empty((B, K, longest, d))
+    kernel, per_thread = ("kv_gather4", 4) if d % 4 == 0 else ("kv_gather", 1)
     sizes = [B, longest, K, d, block_size, width]
-    rt.launch("kv_gather", blocks_for(out.size), THREADS, [storage, block_tables, seq_lens, out, *sizes])
+    rt.launch(kernel, blocks_for(out.size // per_thread), THREADS, [storage, block_tables, seq_lens, out, *sizes])
     return out

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- part1:begin -->\n", "<!-- part1:end -->\n"
+PART1 = "<!-- part1:begin -->\n", "<!-- part1:end -->\n"
+PART2 = "<!-- part2:begin -->\n", "<!-- part2:end -->\n"
 
 
 def part1_table(record: dict[str, Any]) -> str:
@@ -36,11 +37,30 @@ def part1_table(record: dict[str, Any]) -> str:
     return "\n".join([source, "", "| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows), ""])
 
 
-def generated(readme: str, record: dict[str, Any]) -> str:
-    """README with the part between the markers made anew."""
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}{part1_table(record)}{END}{after}"
+def part2_table(record: dict[str, Any]) -> str:
+    """The GPU measurements of part II as a Markdown table."""
+    versions = record["versions"]
+    model, cupy = record["model"], versions["cupy"]
+    source = f"{model['name']} ({model['type']}) on {record['card']}, {record['date']}; CuPy {cupy}. "
+    source += f"Prompts of {record['prompt_tokens']} tokens."
+    head = "| sequences | decode, ms a step | decode, tokens/s | prefill, ms | prefill, tokens/s |"
+    rows = [
+        f"| {row['batch']} | {row['decode_ms_per_step']:.1f} | {row['decode_tok_s']:,.0f} "
+        f"| {row['prefill_ms']:.1f} | {row['prefill_tok_s']:,.0f} |"
+        for row in record["rows"]
+    ]
+    return "\n".join([source, "", head, "|--:|--:|--:|--:|--:|", *rows, ""])
+
+
+def generated(readme: str, begin: str, end: str, text: str) -> str:
+    """README with the part between two markers made anew."""
+    before, rest = readme.split(begin)
+    return f"{before}{begin}{text}{end}{rest.split(end)[1]}"
+
+
+def read(name: str) -> dict[str, Any]:
+    """A record from figures/data."""
+    return json.loads((ROOT / "figures" / "data" / name).read_text(encoding="utf-8"))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if README.md is not current")
     arguments = parser.parse_args(argv)
     path = ROOT / "README.md"
-    record = json.loads((ROOT / "figures" / "data" / "part1_cpu.json").read_text(encoding="utf-8"))
     old = path.read_text(encoding="utf-8")
-    new = generated(old, record)
+    new = generated(old, *PART1, part1_table(read("part1_cpu.json")))
+    new = generated(new, *PART2, part2_table(read("part2_h200.json")))
     if arguments.check and new != old:
         print("README.md: its generated part is not current; run: python tools/readme.py")
         return 1
