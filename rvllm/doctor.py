@@ -144,7 +144,8 @@ def _check_compiler() -> Check:
 
 def _check_models() -> Iterator[Check]:
     try:
-        from rvllm.hub import cache_dir, cached_models
+        from rvllm.cache import cache_dir
+        from rvllm.hub import cached_models
 
         models, place = cached_models(), cache_dir()
     except (ImportError, RvllmError, OSError) as error:

@@ -35,6 +35,7 @@ from typing import IO
 
 import huggingface_hub
 
+from rvllm.cache import CacheError, cache_dir
 from rvllm.errors import RvllmError
 
 CHUNK = 1 << 20
@@ -55,10 +56,6 @@ class ModelPathError(RvllmError):
 
 class DownloadError(RvllmError):
     """A model could not be fetched, or what came is not the expected file."""
-
-
-class CacheError(RvllmError):
-    """The cache folder cannot be used: no permission, no space, no such place."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +137,6 @@ def fetch(source: ModelSource) -> Path:
     target = _install_path(source)
     _install(source, target)
     return target
-
-
-def cache_dir() -> Path:
-    """`RVLLM_CACHE`, else `XDG_CACHE_HOME/rvllm`, else `~/.cache/rvllm`. It need not exist yet."""
-    if own := os.environ.get("RVLLM_CACHE"):
-        return Path(os.path.expanduser(own)).absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):  # the XDG rules: a relative value is to be ignored
-        return Path(xdg) / "rvllm"
-    try:
-        return Path.home() / ".cache" / "rvllm"
-    except RuntimeError as error:
-        raise CacheError("no home folder to keep models in: set RVLLM_CACHE to a folder") from error
 
 
 def cached_models() -> list[CachedModel]:

@@ -66,16 +66,15 @@ class Sequence:
         room = max_model_len - len(request.token_ids)
         self.max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eog_ids)
-        self.state = SamplingState(params, request.token_ids, end_ids, index)
         self.request = request
         self.output = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        # One list of ids for both: what sampling remembers is what comes out.
+        self.state = SamplingState(params, request.token_ids, end_ids, index, self.output.token_ids)
         self._decoder, self._stop = IncrementalDecoder(tokenizer), StopBuffer(params.stop)
 
     def append(self, sampled: Sampled) -> str:
         """Take the next token; return the text that may be shown now, and set `finish_reason` if this was the end."""
         self.request.count_token()
-        ids = self.state.output_token_ids
-        ids.append(sampled.token_id)
         self.output.token_ids.append(sampled.token_id)
         if self.output.logprobs is not None and sampled.logprobs is not None:
             self.output.logprobs.append(sampled.logprobs)
@@ -83,7 +82,7 @@ class Sequence:
         piece = "" if ended else self._show(self._decoder.push(sampled.token_id))
         if self._stop.stopped or ended:
             self.output.finish_reason = "stop"
-        elif len(ids) >= self.max_tokens:
+        elif len(self.output.token_ids) >= self.max_tokens:
             self.output.finish_reason = "length"
         if self.output.finish_reason and not self._stop.stopped:
             piece += self._show(self._decoder.finish()) + self._stop.finish()
@@ -92,7 +91,7 @@ class Sequence:
 
     def _show(self, text: str) -> str:
         """Text that can't be the beginning of a stop text; before `min_tokens` stop texts are not looked for."""
-        early = len(self.state.output_token_ids) < self.request.params.min_tokens
+        early = len(self.output.token_ids) < self.request.params.min_tokens
         return text if early or self._stop.stopped else self._stop.push(text)
 
 
@@ -305,9 +304,9 @@ class LLM:
 
         The newest token is not in the cache yet.
         """
-        outputs = [s.state.output_token_ids for s in running.values()]
+        newest = [s.output.token_ids[-1:] for s in running.values()]
         computed = [len(s.request.token_ids) + len(s.output.token_ids) - 1 for s in running.values()]
-        step = make_step([ids[-1:] for ids in outputs], computed, [tables[i] for i in running], cache.block_size)
+        step = make_step(newest, computed, [tables[i] for i in running], cache.block_size)
         return self.model.forward(step, cache)
 
 

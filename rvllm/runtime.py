@@ -6,7 +6,6 @@ Generated from notebooks/05_first_kernels.ipynb; edit there, then run: python to
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rvllm import emulator
+from rvllm.cache import cached
 from rvllm.device import DeviceError, cuda_available
 from rvllm.emulator import CompileError, KernelArgumentError, LaunchConfigError
 from rvllm.errors import RvllmError
@@ -230,19 +230,14 @@ class CudaBackend:
         return call
 
     def _cubin(self, source: str, kernel: str) -> bytes:
-        from rvllm.hub import cache_dir
-
         arch, paths, headers = f"sm_{self._device.compute_capability}", include_paths(), headers_of(source)
         version = self.xp.cuda.nvrtc.getVersion()
-        key = hashlib.sha256(repr((source, sorted(headers.items()), arch, version, paths)).encode()).hexdigest()
-        cached = cache_dir() / "cubin" / f"{kernel}-{key[:32]}.cubin"
-        if not cached.is_file():
-            cubin = self._compile(source, kernel, headers, (f"--gpu-architecture={arch}", "-std=c++17"), paths)
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            partial = cached.with_suffix(f".{os.getpid()}.part")
-            partial.write_bytes(cubin)
-            partial.replace(cached)
-        return cached.read_bytes()
+        options = (f"--gpu-architecture={arch}", "-std=c++17")
+
+        def build(output: Path, _folder: Path) -> None:
+            output.write_bytes(self._compile(source, kernel, headers, options, paths))
+
+        return cached("cubin", (source, sorted(headers.items()), options, version, paths), ".cubin", build).read_bytes()
 
     def _compile(
         self, source: str, kernel: str, headers: dict[str, str], options: tuple[str, ...], paths: list[str]

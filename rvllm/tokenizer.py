@@ -11,7 +11,7 @@ import functools
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -170,15 +170,8 @@ def end_of_generation(metadata: Mapping[str, Any], tokens: Sequence[str], types:
 
 MAX_TURNS = 100_000
 MAX_REPEAT = 1_000_000
-GROWING = {
-    "format",
-    "format_map",
-    "ljust",
-    "rjust",
-    "center",
-    "zfill",
-    "expandtabs",
-}  # methods that can pad without end
+# Methods of str that can pad without end.
+GROWING = {"format", "format_map", "ljust", "rjust", "center", "zfill", "expandtabs"}
 
 
 class CountedRange:
@@ -347,6 +340,17 @@ def check_messages(messages: Any) -> Messages:
     return messages
 
 
+def check_text(text: Any) -> None:
+    """TokenizerError unless this is a str that has a UTF-8 form."""
+    if not isinstance(text, str):
+        raise TokenizerError(f"text: found {type(text).__name__}; allowed: str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"lone surrogate {text[error.start]!r} at {error.start}"
+        raise TokenizerError(f"text: {found}; not a character") from None
+
+
 def build_bpe(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], pre: str
 ) -> tokenizers.Tokenizer:
@@ -390,18 +394,8 @@ class Tokenizer:
         `add_special`: put BOS in front where the file asks for it and the text does not already begin with it (EOS
         at the end likewise). A byte that the vocabulary lacks is dropped, as in llama.cpp and transformers.
         """
-        if not isinstance(text, str):
-            raise TokenizerError(f"text: found {type(text).__name__}; allowed: str")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"text: lone surrogate {text[error.start]!r} at {error.start}; not a character"
-            ) from None
-        ids: list[int] = []
-        for piece in self._special_pattern.split(text) if parse_special else [text]:
-            special = self.special_ids.get(piece) if parse_special else None
-            ids += self._bpe.encode(piece).ids if special is None else [special]
+        check_text(text)
+        ids = self._encode_pieces(text) if parse_special else self._bpe.encode(text).ids
         return self._with_bos_and_eos(ids) if add_special else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -427,16 +421,19 @@ class Tokenizer:
         `parse_special` lifts that, for those who want to write special tokens in a message.
         """
         if parse_special:
-            return self._with_bos_and_eos(self.encode(self.render_chat(messages, add_generation_prompt), True, False))
+            return self.encode(self.render_chat(messages, add_generation_prompt))
         mask = Mask(list(self.special_ids), check_messages(messages), self.chat_template.source)
         rendered = self.render_chat(mask.cover(messages), add_generation_prompt)
+        check_text(rendered)
+        return self._with_bos_and_eos(self._encode_pieces(rendered, mask.uncover))
+
+    def _encode_pieces(self, text: str, uncover: Callable[[str], str] = str) -> list[int]:
+        """Special texts become their tokens; what lies between is uncovered and encoded as ordinary text."""
         ids: list[int] = []
-        for piece in self._special_pattern.split(rendered):
-            if piece in self.special_ids:
-                ids.append(self.special_ids[piece])
-            elif piece:
-                ids += self.encode(mask.uncover(piece), parse_special=False, add_special=False)
-        return self._with_bos_and_eos(ids)
+        for piece in self._special_pattern.split(text):
+            special = self.special_ids.get(piece)
+            ids += self._bpe.encode(uncover(piece)).ids if special is None else [special]
+        return ids
 
     def _with_bos_and_eos(self, ids: list[int]) -> list[int]:
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:

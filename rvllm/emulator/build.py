@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rvllm.emulator.compiler import Compiler, cached, find_compiler, require_check_mode, run_compiler
+from rvllm.cache import CacheError, cached
+from rvllm.emulator.compiler import Compiler, find_compiler, require_check_mode, run_compiler
 from rvllm.emulator.errors import CompileError
 from rvllm.emulator.source import kernel_names, rewrite_dynamic_shared, unit_text
 
@@ -74,6 +75,14 @@ def choose_target(mode: str, arch: int, portable: bool) -> Target:
     return Target(compiler, mode, arch, portable)
 
 
+def kept(key: object, suffix: str, build: Callable[[Path, Path], None]) -> Path:
+    """`cached` in the emulator's folder; CompileError if the cache can't be written."""
+    try:
+        return cached("emulator", key, suffix, build)
+    except CacheError as error:
+        raise CompileError("cache", str(error), []) from error
+
+
 @functools.lru_cache
 def shim_text() -> str:
     """All C++ files of the emulator in one string: part of every cache key."""
@@ -108,7 +117,7 @@ def build_module(source: str, name: str, headers: Mapping[str, str], target: Tar
         # here.
         _compile(target, ["-shared", "unit.o", str(runtime), "-o", str(output)], work, name, source, headers)
 
-    return cached((shim_text(), text, files, flags, target), ".so", build)
+    return kept((shim_text(), text, files, flags, target), ".so", build)
 
 
 def build_runtime(target: Target) -> Path:
@@ -119,7 +128,7 @@ def build_runtime(target: Target) -> Path:
         unit = str(SHIM_FOLDER / "runtime_unit.cpp")
         _compile(target, [*flags, "-c", unit, "-o", str(output)], work, "the emulator's runtime", "", {})
 
-    return cached((shim_text(), flags, target), ".o", build)
+    return kept((shim_text(), flags, target), ".o", build)
 
 
 def _compile(

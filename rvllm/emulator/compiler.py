@@ -1,20 +1,17 @@
-"""Finding a C++ compiler, and keeping what it has compiled."""
+"""Finding a C++ compiler, and running it."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rvllm.emulator.errors import CompileError, CompilerMissingError
+from rvllm.emulator.errors import CompilerMissingError
 
 INSTALL_HINT = "install one with: sudo apt-get install -y g++"
 
@@ -73,38 +70,6 @@ def available(mode: str = "fast") -> tuple[bool, str]:
     except CompilerMissingError as error:
         return False, str(error)
     return True, f"kernels are compiled by {compiler.path}"
-
-
-def cache_folder() -> Path:
-    """Where compiled objects are kept: $RVLLM_CACHE/emulator, or ~/.cache/rvllm/emulator."""
-    base = os.environ.get("RVLLM_CACHE")
-    return (Path(base) if base else Path.home() / ".cache" / "rvllm") / "emulator"
-
-
-def cached(key: object, suffix: str, build: Callable[[Path, Path], None]) -> Path:
-    """The file made earlier for an equal `key`, or a new one made by `build(output, work_folder)`.
-
-    A new file gets its final name in one step, when it is complete. So processes that build the same at the
-    same
-    time do not disturb each other: the last one wins, with equal content.
-    """
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()
-    folder = cache_folder()
-    path = folder / (digest[:32] + suffix)
-    if path.exists():
-        return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        work = tempfile.TemporaryDirectory(dir=folder, prefix="build-")
-    except OSError as error:
-        raise CompileError(
-            "cache", f"cannot write the cache folder {folder} ({error}); set RVLLM_CACHE to one", []
-        ) from error
-    with work as name:
-        output = Path(name) / ("output" + suffix)
-        build(output, Path(name))
-        output.replace(path)
-    return path
 
 
 def run_compiler(compiler: Compiler, arguments: list[str], folder: Path) -> str | None:
