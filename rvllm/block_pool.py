@@ -6,7 +6,7 @@ Generated from notebooks/09_paged_kv_cache.ipynb; edit there, then run: python t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSequence
 
 from rvllm.errors import RvllmError
 
@@ -35,6 +35,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that nobody uses."""
         return len(self._free)
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """Blocks that nobody uses; the first is the next to be handed out."""
+        return list(self._free)
 
     def allocate(self, count: int = 1) -> list[int]:
         """Take `count` blocks, each with reference count 1; all or none: OutOfBlocksError if fewer are free."""
@@ -71,8 +76,8 @@ def blocks_needed(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def grow_table(pool: BlockPool, table: list[int], num_tokens: int) -> None:
+def grow_table(pool: BlockPool, table: MutableSequence[int], num_tokens: int) -> None:
     """Append blocks to a table, in place, until it covers `num_tokens` tokens; OutOfBlocksError changes nothing."""
     missing = blocks_needed(num_tokens, pool.block_size) - len(table)
     if missing > 0:
-        table += pool.allocate(missing)
+        table.extend(pool.allocate(missing))

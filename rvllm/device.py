@@ -58,7 +58,7 @@ def describe_device() -> str:
     if cuda_available():
         cupy = importlib.import_module("cupy")
         return str(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
-    return f"cpu ({_processor_name()})"
+    return f"cpu ({processor_name()})"
 
 
 def resolve_device(name: str) -> str:
@@ -170,9 +170,31 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """The name of the processor, as the operating system tells it."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         match = None
     return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def free_memory(device: str) -> int:
+    """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown)."""
+    if device.startswith("cuda"):
+        cupy = importlib.import_module("cupy")
+        index = int(device.partition(":")[2] or 0)
+        with cupy.cuda.Device(index):
+            return int(cupy.cuda.runtime.memGetInfo()[0])
+    try:
+        match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return int(match[1]) * 1024 if match else _free_pages()
+
+
+def _free_pages() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS does not count these pages
+        return 0

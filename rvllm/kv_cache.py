@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rvllm.block_pool import blocks_needed
 from rvllm.config import LlamaConfig
 from rvllm.ops import kv_gather, kv_write
 from rvllm.runtime import Array, Runtime
@@ -48,7 +49,7 @@ class PagedKVCache:
     def read(self, layer: int, step: Step) -> Iterable[tuple[Floats, Floats]]:
         """Keys and values of each sequence, [S, K, d]: copies, gathered block by block."""
         for blocks, length in zip(step.block_tables, step.seq_lens, strict=True):
-            own = blocks[: -(-length // self.block_size)]
+            own = blocks[: blocks_needed(length, self.block_size)]
             k, v = (s[layer, own].reshape(-1, *s.shape[3:])[:length] for s in (self.keys, self.values))
             yield k, v
 

@@ -24,12 +24,19 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times in seconds, from the moment the request was accepted."""
+    """What a request took. Times in seconds since it was accepted; the counts sum over all its answers.
+
+    inter_token_times: from each token of an answer to the next one.   num_cached_tokens: prompt tokens that the prefix
+    cache had.   num_preemptions: how often an answer lost its blocks and was computed again.
+    """
 
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
     time_to_first_token: float | None = None
     total_time: float = 0.0
+    inter_token_times: list[float] = field(default_factory=list, repr=False)
 
     @property
     def decode_tokens_per_second(self) -> float | None:

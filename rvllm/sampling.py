@@ -151,6 +151,11 @@ class SamplingState:
         seed = self.params.seed
         self.rng = np.random.default_rng(None if seed is None else [int(seed), self.index])
 
+    def rewind(self) -> None:
+        """Take back numbers that were drawn for a token which never came out, as when a step failed after sampling."""
+        self.__post_init__()
+        self.rng.random(len(self.output_token_ids))
+
 
 @dataclass(frozen=True)
 class Sampled:

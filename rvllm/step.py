@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,18 +54,18 @@ def make_step(
 
     `block_tables[i]` must already cover the new tokens; ValueError if it does not.
     """
-    counts = np.array([len(ids) for ids in new_token_ids], np.int32)
-    computed = np.array(num_computed_tokens, np.int32)
+    counts = np.fromiter(map(len, new_token_ids), np.int32)
+    computed = np.fromiter(num_computed_tokens, np.int32)
+    covered = np.fromiter(map(len, block_tables), np.int32) * block_size
+    for i in np.flatnonzero((counts < 1) | (computed + counts > covered)).tolist():
+        found = f"{computed[i]} + {counts[i]} tokens in {len(block_tables[i])} blocks of {block_size}"
+        raise ValueError(f"sequence {i}: {found}")
     tables = np.zeros((len(counts), max(map(len, block_tables))), np.int32)
-    for i, blocks in enumerate(block_tables):
-        if counts[i] < 1 or computed[i] + counts[i] > len(blocks) * block_size:
-            raise ValueError(
-                f"sequence {i}: {computed[i]} + {counts[i]} tokens in {len(blocks)} blocks of {block_size}"
-            )
-        tables[i, : len(blocks)] = blocks
+    for row, blocks in zip(tables, block_tables, strict=True):
+        row[: len(blocks)] = blocks
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     owner = np.repeat(np.arange(len(counts)), counts)  # of each token, the sequence it belongs to
     positions = (np.arange(starts[-1]) - starts[owner] + computed[owner]).astype(np.int32)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
-    token_ids = np.concatenate([np.asarray(ids, np.int32) for ids in new_token_ids])
+    token_ids = np.fromiter(chain.from_iterable(new_token_ids), np.int32, starts[-1])
     return Step(token_ids, positions, slots, starts, computed + counts, tables)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rvllm.cpu_model import CpuModel, DenseKVCache
+from rvllm.engine import PromptError
 from rvllm.errors import RvllmError
-from rvllm.llm import LLM, PromptError
+from rvllm.llm import LLM
 from rvllm.sampling import LogitsError, ParameterError, SamplingParams
 from rvllm.step import make_step
 from rvllm.testing import assert_close
@@ -64,7 +65,7 @@ def scripted(path):
     def make(*said, path=path) -> LLM:
         llm = LLM(path)
         ids = [i for text in said for i in ([text] if isinstance(text, int) else llm.tokenizer.encode(text))]
-        llm.model = Script(llm.config, ids, 1)
+        llm.engine.model = Script(llm.config, ids, 1)
         return llm
 
     return make
@@ -137,11 +138,11 @@ def nan_cache(model: CpuModel, rows: int, length: int) -> DenseKVCache:
 
 def test_prefill_and_decode_against_the_naive_reference(llm, sequences):
     ids, expected = sequences[0]
-    cache = nan_cache(llm.model, 3, 64)
-    prefill = llm.model.forward(make_step([ids[:20]], [0], [[1]], 64), cache, all_positions=True)
+    cache = nan_cache(llm.engine.model, 3, 64)
+    prefill = llm.engine.model.forward(make_step([ids[:20]], [0], [[1]], 64), cache, all_positions=True)
     assert_close(prefill, expected[:20], 2e-4, why=WHY)
     for t in range(20, 40):
-        logits = llm.model.forward(make_step([ids[t : t + 1]], [t], [[1]], 64), cache)
+        logits = llm.engine.model.forward(make_step([ids[t : t + 1]], [t], [[1]], 64), cache)
         assert_close(logits[0], expected[t], 2e-4, why=WHY, name=f"position {t}")
     assert np.isnan(cache.keys[:, :64]).all()
     assert np.isnan(cache.values[:, 128:]).all()
@@ -149,12 +150,12 @@ def test_prefill_and_decode_against_the_naive_reference(llm, sequences):
 
 def test_mixed_steps_against_the_naive_reference(llm, sequences):
     """Prefills of several lengths and single decode tokens in one step, rows of the cache in any order."""
-    cache, rows, done = nan_cache(llm.model, 6, 50), [4, 0, 5, 2], [0, 0, 0, 0]
+    cache, rows, done = nan_cache(llm.engine.model, 6, 50), [4, 0, 5, 2], [0, 0, 0, 0]
     for counts in ([5, 1, 0, 7], [1, 0, 3, 1], [30, 0, 1, 1], [1, 0, 13, 20], [3, 0, 0, 4]):
         who = [i for i, count in enumerate(counts) if count]
         new = [sequences[i][0][done[i] : done[i] + counts[i]] for i in who]
         step = make_step(new, [done[i] for i in who], [[rows[i]] for i in who], 50)
-        logits = llm.model.forward(step, cache)
+        logits = llm.engine.model.forward(step, cache)
         for i in who:
             done[i] += counts[i]
         assert list(step.seq_lens) == [done[i] for i in who]
@@ -165,11 +166,11 @@ def test_mixed_steps_against_the_naive_reference(llm, sequences):
 
 def test_c54_chunks_of_seven_one_and_three(llm):
     ids = list(range(10, 21))
-    whole = llm.model.forward(make_step([ids], [0], [[0]], 16), nan_cache(llm.model, 1, 16))
-    cache, done = nan_cache(llm.model, 1, 16), 0
+    whole = llm.engine.model.forward(make_step([ids], [0], [[0]], 16), nan_cache(llm.engine.model, 1, 16))
+    cache, done = nan_cache(llm.engine.model, 1, 16), 0
     for count in (7, 1, 3):
         step = make_step([ids[done : done + count]], [done], [[0]], 16)
-        logits = llm.model.forward(step, cache)
+        logits = llm.engine.model.forward(step, cache)
         done += count
     assert list(step.seq_lens) == [11]
     assert_close(logits, whole, 1e-4, why="another order of summation")
@@ -216,7 +217,7 @@ def test_c56_gaps_are_no_near_ties(llm, alone):
     for prompt, answer in zip(PROMPTS, alone, strict=True):
         ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         step = make_step([[*ids, *answer.token_ids]], [0], [[0]], 100)
-        logits = llm.model.forward(step, DenseKVCache(llm.config, 1, 100), all_positions=True)[len(ids) - 1 : -1]
+        logits = llm.engine.model.forward(step, DenseKVCache(llm.config, 1, 100), all_positions=True)[len(ids) - 1 : -1]
         gaps += list(np.subtract(*np.sort(logits, axis=1)[:, :-3:-1].T))
     assert min(gaps) > 1e-3
 
@@ -471,7 +472,7 @@ def test_c31_stop_texts_across_tokens(scripted, stop, max_tokens, text, reason):
     llm = scripted("foo", " EN", "D bar", ".")
     assert len(llm.tokenizer.encode("foo EN")) <= 6
     spelled = [i for c in "foo END bar" for i in llm.tokenizer.encode(c)]
-    llm.model.ids = [*spelled, *llm.tokenizer.encode(".")]
+    llm.engine.model.ids = [*spelled, *llm.tokenizer.encode(".")]
     params = SamplingParams(stop=stop, max_tokens=max_tokens)
     out = llm.generate([5], params)[0].outputs[0]
     assert (out.text, out.finish_reason) == (text, reason)
@@ -517,9 +518,9 @@ def test_c30_an_answer_cut_inside_a_character(scripted, cut):
 
 def test_nan_logits_are_named(path):
     llm = LLM(path)
-    llm.model = Script(llm.config, [5], 1)
-    forward = llm.model.forward
-    llm.model.forward = lambda step, cache: forward(step, cache) * np.float32("nan")
+    llm.engine.model = Script(llm.config, [5], 1)
+    forward = llm.engine.model.forward
+    llm.engine.model.forward = lambda step, cache: forward(step, cache) * np.float32("nan")
     with pytest.raises(LogitsError, match="NaN"):
         llm.generate(["a", "b"])
 
@@ -641,7 +642,7 @@ def test_close_may_be_called_twice(path):
         assert llm.generate("a", GREEDY)[0].text is not None
         llm.close()
     llm.close()
-    assert not hasattr(llm, "model")
+    assert not hasattr(llm, "engine")
 
 
 def test_a_closed_llm_says_so(path):

@@ -1,0 +1,290 @@
+"""The step loop: requests come in, a step runs, tokens and texts go out.
+
+Generated from notebooks/11_continuous_batching.ipynb; edit there, then run: python tools/nb.py export
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvllm.errors import RvllmError
+from rvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from rvllm.sampling import Sampled, SamplingParams, SamplingState, StopBuffer, sample
+from rvllm.scheduler import Schedule, Scheduler, Sequence, Status
+from rvllm.step import Step
+from rvllm.tokenizer import IncrementalDecoder, Tokenizer
+
+
+class PromptError(RvllmError):
+    """A prompt that can't be run: what was found, what is allowed."""
+
+
+class Model(Protocol):
+    """What the engine asks of a model: the NumPy one and the CUDA one have it in common."""
+
+    def forward(self, step: Step, cache: Any) -> NDArray[np.float32]:
+        """Logits [B, V] of the last token of each sequence of the step."""
+
+
+class Answer(Sequence):
+    """One answer in the making: a sequence, its sampling state, its text, and when it must end.
+
+    Notebook 11, section 5.
+    """
+
+    def __init__(self, seq_id: int, request: Request, index: int, tokenizer: Tokenizer, max_model_len: int) -> None:
+        super().__init__(seq_id, request.prompt_token_ids)
+        params = request.params
+        room = max_model_len - len(request.prompt_token_ids)
+        self.max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eog_ids)
+        self.request = request
+        self.output = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        # One list of ids for both: what sampling remembers is what comes out.
+        self.state = SamplingState(params, request.prompt_token_ids, end_ids, index, self.output.token_ids)
+        self._decoder, self._stop = IncrementalDecoder(tokenizer), StopBuffer(params.stop)
+        self._last_token_time: float | None = None
+
+    def append(self, sampled: Sampled, now: float) -> None:
+        """Take the next token: add what may be shown to the text, and set `finish_reason` if this was the end."""
+        output, token_id = self.output, sampled.token_id
+        self._last_token_time = self.request.count_token(now, self._last_token_time)
+        self.token_ids.append(token_id)
+        output.token_ids.append(token_id)
+        if output.logprobs is not None and sampled.logprobs is not None:
+            output.logprobs.append(sampled.logprobs)
+        ended = token_id in self.state.end_ids
+        if not ended:
+            output.text += self._show(self._decoder.push(token_id))
+        if ended or self._stop.stopped:
+            output.finish_reason = "stop"
+        elif len(output.token_ids) >= self.max_tokens:
+            output.finish_reason = "length"
+        if output.finish_reason and not self._stop.stopped:
+            output.text += self._show(self._decoder.finish()) + self._stop.finish()
+
+    def _show(self, text: str) -> str:
+        """Text that can't be the beginning of a stop text; before `min_tokens` stop texts are not looked for."""
+        params = self.request.params
+        early = len(self.output.token_ids) < params.min_tokens
+        return text if not params.stop or early or self._stop.stopped else self._stop.push(text)
+
+
+class Request:
+    """A prompt that was checked, its parameters, and its answers, `params.n` of them. Notebook 11, section 5."""
+
+    def __init__(
+        self, request_id: int, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams
+    ) -> None:
+        self.request_id, self.prompt, self.prompt_token_ids, self.params = request_id, prompt, prompt_token_ids, params
+        self.metrics = RequestMetrics(num_prompt_tokens=len(prompt_token_ids))
+        self._arrival_time = time.perf_counter()
+        self.answers: list[Answer] = []
+
+    def count_token(self, now: float, before: float | None) -> float:
+        """An answer gets a token now; `before` is when it got the last one, None for its first. Returns `now`."""
+        metrics = self.metrics
+        metrics.num_generated_tokens += 1
+        metrics.total_time = now - self._arrival_time
+        if metrics.time_to_first_token is None:
+            metrics.time_to_first_token = metrics.total_time
+        if before is not None:
+            metrics.inter_token_times.append(now - before)
+        return now
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have met their end."""
+        return all(answer.output.finish_reason is not None for answer in self.answers)
+
+    @property
+    def output(self) -> RequestOutput:
+        """The request with its answers so far; the `finish_reason` of those that go on is None."""
+        self.metrics.num_cached_tokens = sum(answer.num_cached_tokens for answer in self.answers)
+        self.metrics.num_preemptions = sum(answer.num_preemptions for answer in self.answers)
+        return RequestOutput(self.prompt, self.prompt_token_ids, [a.output for a in self.answers], self.metrics)
+
+
+@dataclass
+class EngineMetrics:
+    """Sums over all steps of an engine. Times in seconds; all but `forward_seconds` is work of the host.
+
+    num_computed_tokens: tokens that went through the model.   num_cached_tokens: those that did not have to.
+    """
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    schedule_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    output_seconds: float = 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Scheduling, sampling and output handling."""
+        return self.schedule_seconds + self.sample_seconds + self.output_seconds
+
+
+class Engine:
+    """The step loop: schedule, forward, sample, hand out. Requests come and go between two steps.
+
+    Notebook 11, section 6. It knows no device: `model` and `cache` belong to each other, and may be of any.
+    Not for several threads at once. `on_step(schedule, start)` is called when a step's tokens are chosen, before they
+    count: a place to watch from.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: Any,
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        self.model, self.cache, self.tokenizer, self.scheduler = model, cache, tokenizer, scheduler
+        self.vocab_size, self.max_model_len = vocab_size, min(max_model_len, scheduler.max_num_tokens)
+        self.metrics = EngineMetrics()
+        self.requests: dict[int, Request] = {}  # those that have not met their end
+        self.on_step: Callable[[Schedule, float], None] = lambda _schedule, _start: None
+        self._in_step, self._to_abort = False, list[int]()
+        self._request_ids, self._seq_ids = itertools.count(), itertools.count()
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step has something to do."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def add_request(self, prompt_token_ids: Any, params: SamplingParams, prompt: str | None = None) -> Request:
+        """Queue a request. Whatever could fail later is refused here: PromptError, ParameterError.
+
+        prompt: the text that the ids were made from, for the output alone.
+        """
+        params.check_vocab(self.vocab_size)
+        ids = check_prompt(prompt_token_ids, self.vocab_size, self.max_model_len)
+        request = Request(next(self._request_ids), prompt, ids, params)
+        for index in range(params.n):
+            answer = Answer(next(self._seq_ids), request, index, self.tokenizer, self.max_model_len)
+            request.answers.append(answer)
+            self.scheduler.add(answer)
+        self.requests[request.request_id] = request
+        return request
+
+    def abort_request(self, request_id: int) -> bool:
+        """Stop a request wherever it is and free its blocks. False for one that has met its end, or never was.
+
+        In the middle of a step, from `on_step` or the garbage collector, it takes effect at the step's end.
+        """
+        if self._in_step:
+            self._to_abort.append(request_id)
+            return request_id in self.requests
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return False
+        for answer in request.answers:
+            answer.output.finish_reason = answer.output.finish_reason or "abort"
+            if answer.status is not Status.FINISHED:
+                self.scheduler.finish(answer)
+        return True
+
+    def step(self) -> list[Request]:
+        """Compute one step; returns the requests that met their end in it.
+
+        Where it fails, its error comes out, and every running sequence starts over in the next step: what the cache
+        holds of this one is unknown.
+        """
+        self._in_step = True
+        try:
+            return self._step()
+        except BaseException:
+            self._start_over()
+            raise
+        finally:
+            self._in_step = False
+            while self._to_abort:
+                self.abort_request(self._to_abort.pop())
+
+    def _step(self) -> list[Request]:
+        times = [time.perf_counter()]
+        schedule = self.scheduler.schedule()
+        if schedule is None:
+            return []
+        times.append(time.perf_counter())
+        logits = self.model.forward(schedule.step, self.cache)
+        times.append(time.perf_counter())
+        answers, sampled = self._sample(schedule, logits)
+        times.append(time.perf_counter())
+        self.on_step(schedule, times[0])
+        self.scheduler.update(schedule)
+        finished = self._hand_out(answers, sampled)
+        times.append(time.perf_counter())
+        self._count(schedule, len(sampled), times)
+        return finished
+
+    def _start_over(self) -> None:
+        answers: list[Any] = self.scheduler.running
+        for answer in answers:
+            answer.state.rewind()
+        self.scheduler.restart()
+
+    def _sample(self, schedule: Schedule, logits: NDArray[np.float32]) -> tuple[list[Any], list[Sampled]]:
+        """The next token of each sequence whose last known token this step computes; others wait for more chunks."""
+        counted = zip(schedule.sequences, schedule.num_new_tokens, strict=True)
+        rows = [row for row, (sequence, n) in enumerate(counted) if sequence.num_uncomputed_tokens == n]
+        answers: list[Any] = [schedule.sequences[row] for row in rows]
+        if not rows:
+            return [], []
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        return answers, sample(chosen, [answer.state for answer in answers])
+
+    def _hand_out(self, answers: list[Any], sampled: list[Sampled]) -> list[Request]:
+        """Give every answer its token; take those out that met their end."""
+        now, finished = time.perf_counter(), []
+        for answer, token in zip(answers, sampled, strict=True):
+            answer.append(token, now)
+            if answer.output.finish_reason is not None:
+                self.scheduler.finish(answer)
+                if answer.request.finished:
+                    finished.append(self.requests.pop(answer.request.request_id))
+        return finished
+
+    def _count(self, schedule: Schedule, num_sampled: int, times: list[float]) -> None:
+        metrics, (schedule_s, forward_s, sample_s, output_s) = (
+            self.metrics,
+            (b - a for a, b in itertools.pairwise(times)),
+        )
+        metrics.num_steps += 1
+        metrics.num_computed_tokens += len(schedule.step.token_ids)
+        metrics.num_generated_tokens += num_sampled
+        metrics.num_cached_tokens = self.scheduler.num_cached_tokens
+        metrics.num_preemptions = self.scheduler.num_preemptions
+        metrics.schedule_seconds += schedule_s
+        metrics.forward_seconds += forward_s
+        metrics.sample_seconds += sample_s
+        metrics.output_seconds += output_s
+
+
+def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int) -> list[int]:
+    """Token ids of a prompt as a list of ints; PromptError unless they are ids and leave room for an answer."""
+    if not isinstance(token_ids, (list, tuple, np.ndarray)) or getattr(token_ids, "shape", None) == ():
+        raise PromptError(f"prompt: found {type(token_ids).__name__}; allowed: a text or a list of token ids")
+    for token_id in token_ids:
+        is_int = isinstance(token_id, (int, np.integer)) and not isinstance(token_id, bool)
+        if not is_int or not 0 <= token_id < vocab_size:
+            raise PromptError(f"prompt: found the token id {token_id!r}; allowed: 0 to {vocab_size - 1}")
+    if len(token_ids) == 0:
+        raise PromptError("prompt: found no tokens; allowed: at least one token (this model adds none by itself)")
+    if len(token_ids) >= max_model_len:
+        allowed = f"at most {max_model_len - 1}, to leave room for an answer"
+        raise PromptError(f"prompt: found {len(token_ids)} tokens; allowed: {allowed}")
+    return [int(i) for i in token_ids]
