@@ -39,7 +39,7 @@ class PlotError(RvllmError):
 # Style, shared by all figures
 
 
-def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Axes]:
+def new_figure(width: float = 6.8, height: float = 4.0) -> tuple[Figure, Axes]:
     """A figure with one pair of axes, in inches. PlotError where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
@@ -197,12 +197,14 @@ def against_batch(
 
 def finish_axes(axes: Axes, batches: Iterable[float], unit: str) -> None:
     """Powers on both axes, written as plain numbers, with the batch sizes that were measured below."""
+    from matplotlib.ticker import LogLocator
+
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ticks = sorted(set(batches))
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.minorticks_off()
-    axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.yaxis.minorticks_off()
     axes.set_xlabel("sequences together (batch size)", fontsize=9)

@@ -1,6 +1,6 @@
 """Draw figures/*.png from figures/data/*.json: python tools/figures.py [--check]
 
-Each PNG carries the SHA-256 of the data it was drawn from; --check compares it with the data of today and draws nothing.
+Each PNG carries the SHA-256 of the data it was drawn from; --check compares it with today's data and draws nothing.
 """
 
 from __future__ import annotations
