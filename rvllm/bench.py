@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import gc
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -336,8 +337,9 @@ def versions(device: str) -> dict[str, str]:
 
 def commit() -> str | None:
     """The checkout's commit, with `-dirty` behind it where files differ from it; None outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+    package = Path(inspect.getfile(RvllmError))
+    git = ["git", "-C", str(package.parent)]
+    tracked = [*git, "ls-files", "--error-unmatch", package.name]
     describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     with suppress(OSError, subprocess.CalledProcessError):
         subprocess.run(tracked, capture_output=True, check=True)
@@ -414,6 +416,78 @@ def sweep(
         progress(f"batch {batch}{' (text)' if as_text else ''}: {rows[-1]['total_tok_s']:,.1f} tokens/s")
     lengths = {"prompt_tokens": workload.prompt_tokens, "generated_tokens": workload.generated_tokens}
     return about(subject, device) | lengths | {"rows": rows}
+
+
+COLUMNS: tuple[tuple[str, str, Callable[[Record], Any], str], ...] = (
+    ("", "batch", lambda row: f"{row['batch']}{' text' if row.get('text') else ''}", ""),
+    ("total", "tok/s", lambda row: row["total_tok_s"], ",.1f"),
+    ("each", "tok/s", lambda row: row["tok_s_per_request"], ",.1f"),
+    ("spread", "%", lambda row: spread(row["samples"]) * 100, ".1f"),
+    ("decode", "tok/s", lambda row: row["decode_tok_s"], ",.1f"),
+    ("step", "ms", lambda row: row["decode_ms_per_step"], ",.2f"),
+    ("first", "ms", lambda row: row["first_token_ms"], ",.1f"),
+    ("prefill", "tok/s", lambda row: row["prefill_tok_s"], ",.0f"),
+    ("peak", "MB", lambda row: per_million(row["peak_memory_bytes"]), ",.0f"),
+    ("reads", "MB", lambda row: per_million(row["bytes_per_step"]), ",.0f"),
+    ("of peak", "%", lambda row: per_million(row["bandwidth_share"], 0.01), ".1f"),
+    ("host", "ms", lambda row: row["host_ms_per_step"], ".2f"),
+)
+
+
+def per_million(value: float | None, unit: float = 1e6) -> float | None:
+    """The value in units of `unit`; None stays None."""
+    return None if value is None else value / unit
+
+
+def heading(record: Record) -> str:
+    """One line: the model, the card, the day."""
+    model = record["model"]
+    weights = "random weights" if model["sha256"] == "random" else "its own weights"
+    return f"{model['name']}, {model['type']}, {weights}; {record['card']}; {record['variant']}; {record['date']}"
+
+
+def sweep_table(record: Record) -> str:
+    """A sweep as lines of text, numbers under two lines of headings."""
+    cells = [[top for top, _, _, _ in COLUMNS], [unit for _, unit, _, _ in COLUMNS]]
+    for row in record["rows"]:
+        values = [(value(row), form) for _, _, value, form in COLUMNS]
+        cells.append(["-" if value is None else format(value, form) for value, form in values])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    what = f"prompts of {record['prompt_tokens']} tokens, {record['generated_tokens']} generated"
+    return "\n".join([f"{heading(record)}; {what}", *(line.rstrip() for line in lines)])
+
+
+def traffic_table(record: Record) -> str:
+    """A run with arriving requests as lines of text."""
+    lines = [
+        heading(record),
+        f"{record['requests']} requests at {record['rate']} per second, seed {record['seed']}: "
+        f"{record['total_prompt_tokens']:,} tokens of prompts, {record['total_output_tokens']:,} of answers, "
+        f"{record['seconds']:,.2f} s",
+        f"output                 {record['output_tok_s']:,.1f} tok/s",
+    ]
+    for name, key in (("time to first token", "first_token_ms"), ("between two tokens", "inter_token_ms")):
+        times = [f"{p} {'-' if ms is None else format(ms, ',.1f')} ms" for p, ms in record[key].items()]
+        lines.append(f"{name:22} {', '.join(times)}")
+    return "\n".join(lines)
+
+
+def check_writable(path: Path) -> None:
+    """BenchError if a file can't be written, found out before there are results to lose."""
+    existed = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if not existed:
+            os.remove(path)
+    except OSError as error:
+        raise BenchError(f"{path}: can't be written ({error.strerror})") from error
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Write a record as JSON."""
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -563,75 +637,3 @@ def serve_traffic(
         served, seconds = serve(engine, arrivals)
     asked = asdict(traffic) | {"rate": "inf" if math.isinf(traffic.rate) else traffic.rate}  # JSON has no infinity
     return about(subject, device) | asked | summary(served, seconds)
-
-
-COLUMNS: tuple[tuple[str, str, Callable[[Record], Any], str], ...] = (
-    ("", "batch", lambda row: f"{row['batch']}{' text' if row.get('text') else ''}", ""),
-    ("total", "tok/s", lambda row: row["total_tok_s"], ",.1f"),
-    ("each", "tok/s", lambda row: row["tok_s_per_request"], ",.1f"),
-    ("spread", "%", lambda row: spread(row["samples"]) * 100, ".1f"),
-    ("decode", "tok/s", lambda row: row["decode_tok_s"], ",.1f"),
-    ("step", "ms", lambda row: row["decode_ms_per_step"], ",.2f"),
-    ("first", "ms", lambda row: row["first_token_ms"], ",.1f"),
-    ("prefill", "tok/s", lambda row: row["prefill_tok_s"], ",.0f"),
-    ("peak", "MB", lambda row: per_million(row["peak_memory_bytes"]), ",.0f"),
-    ("reads", "MB", lambda row: per_million(row["bytes_per_step"]), ",.0f"),
-    ("of peak", "%", lambda row: per_million(row["bandwidth_share"], 0.01), ".1f"),
-    ("host", "ms", lambda row: row["host_ms_per_step"], ".2f"),
-)
-
-
-def per_million(value: float | None, unit: float = 1e6) -> float | None:
-    """The value in units of `unit`; None stays None."""
-    return None if value is None else value / unit
-
-
-def heading(record: Record) -> str:
-    """One line: the model, the card, the day."""
-    model = record["model"]
-    weights = "random weights" if model["sha256"] == "random" else "its own weights"
-    return f"{model['name']}, {model['type']}, {weights}; {record['card']}; {record['variant']}; {record['date']}"
-
-
-def sweep_table(record: Record) -> str:
-    """A sweep as lines of text, numbers under two lines of headings."""
-    cells = [[top for top, _, _, _ in COLUMNS], [unit for _, unit, _, _ in COLUMNS]]
-    for row in record["rows"]:
-        values = [(value(row), form) for _, _, value, form in COLUMNS]
-        cells.append(["-" if value is None else format(value, form) for value, form in values])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    what = f"prompts of {record['prompt_tokens']} tokens, {record['generated_tokens']} generated"
-    return "\n".join([f"{heading(record)}; {what}", *(line.rstrip() for line in lines)])
-
-
-def traffic_table(record: Record) -> str:
-    """A run with arriving requests as lines of text."""
-    lines = [
-        heading(record),
-        f"{record['requests']} requests at {record['rate']} per second, seed {record['seed']}: "
-        f"{record['total_prompt_tokens']:,} tokens of prompts, {record['total_output_tokens']:,} of answers, "
-        f"{record['seconds']:,.2f} s",
-        f"output                 {record['output_tok_s']:,.1f} tok/s",
-    ]
-    for name, key in (("time to first token", "first_token_ms"), ("between two tokens", "inter_token_ms")):
-        times = [f"{p} {'-' if ms is None else format(ms, ',.1f')} ms" for p, ms in record[key].items()]
-        lines.append(f"{name:22} {', '.join(times)}")
-    return "\n".join(lines)
-
-
-def check_writable(path: Path) -> None:
-    """BenchError if a file can't be written, found out before there are results to lose."""
-    existed = path.exists()
-    try:
-        with path.open("a", encoding="utf-8"):
-            pass
-        if not existed:
-            os.remove(path)
-    except OSError as error:
-        raise BenchError(f"{path}: can't be written ({error.strerror})") from error
-
-
-def write_record(record: Record, path: Path) -> None:
-    """Write a record as JSON."""
-    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
