@@ -337,22 +337,18 @@ class Recorded:
     files: tuple[str, ...]
 
 
-OWN_SWEEPS = ("cpu_rvllm.json",)
-# At SmolLM2-360M's shape: the original on a T4, and others on an H200, each in its best setting.
-PEER_SWEEPS = (
+# Sweeps at SmolLM2-360M's shape: the original on a T4, and others on an H200.
+COMPARED = (
     "t4_original.json",
     "h200_transformers_float16_eager.json",
     "h200_llama.cpp_q8_0.json",
     "h200_llama.cpp_f16.json",
     "h200_vllm_bf16_in_process.json",
 )
-COMPARED = PEER_SWEEPS
 # The original's first-token times are those of one prompt, as its totals show (notebook 13, section 3).
 COMPARED_FIRST = tuple(name for name in COMPARED if name != "t4_original.json")
 BENCH_FIGURES = {
     "throughput": Recorded(throughput, throughput_finding, COMPARED),
     "step_time": Recorded(step_time, step_time_finding, COMPARED),
     "first_token": Recorded(first_token, first_token_finding, COMPARED_FIRST),
-    "bandwidth_share": Recorded(bandwidth_share, bandwidth_share_finding, OWN_SWEEPS),
-    "memory": Recorded(memory, memory_finding, OWN_SWEEPS),
 }

@@ -58,6 +58,12 @@ def test_every_series_names_source_card_and_date(name: str) -> None:
         assert record["card"] and ("date" in record) and (record["date"] or record["source"])
 
 
+@pytest.mark.parametrize("draw", [plots.bandwidth_share, plots.memory, plots.step_time])
+def test_our_own_series_name_source_card_and_date(draw: Any, both: list[dict[str, Any]]) -> None:
+    for line in draw(both[1:]).axes[0].lines:
+        assert "(NVIDIA H200, 2026-12-01, by this project)" in line.get_label()
+
+
 def test_figures_and_readme_are_of_todays_data() -> None:
     assert figures.main(["--check"]) == 0
     assert readme.main(["--check"]) == 0
