@@ -1,4 +1,4 @@
-"""The command line: `rvllm generate`, `chat`, `info` and `doctor`.
+"""The command line: `rvllm generate`, `chat`, `info`, `doctor` and `bench`.
 
 What was asked for goes to stdout and everything else to stderr, so that `rvllm generate ... > file` holds the
 text alone. Exit codes: 0 done; 2 a problem with the input or the machine; 130 ended by Ctrl-C; 141 the reader
@@ -19,12 +19,14 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rvllm.errors import RvllmError
 
 if TYPE_CHECKING:
     from rvllm import LLM, RequestOutput, SamplingParams
+    from rvllm.bench import Subject, Traffic, Workload
 
 EXIT_DOCTOR_FAILED = 1
 EXIT_PROBLEM = 2
@@ -116,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     doctor = commands.add_parser("doctor", help="show what works on this machine, and what mends the rest")
     doctor.set_defaults(run=_doctor)
+    _add_bench(commands.add_parser("bench", help="measure speed and memory"))
     return parser
 
 
@@ -140,6 +143,28 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     add("--stats", action="store_true", help="show times and token counts after each answer, on stderr")
     _add_engine_options(parser)
     _add_sampling_options(parser, max_tokens=512)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_bench)
+    parser.description = "Measure speed and memory. A table goes to stdout; what it means is in notebook 13."
+    model = parser.add_mutually_exclusive_group().add_argument
+    model("--model", default="smollm2-135m", help=f"{MODEL_HELP} (default: %(default)s)")
+    model("--random-weights", metavar="SIZE", help="a model of random weights instead: 360M, 135M or tiny")
+    add = parser.add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N or emulator (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write all numbers there, each single sample among them")
+    add = parser.add_argument_group("batches of equal requests (the default)").add_argument
+    add("--batch", metavar="N,N,...", help="how many run together (default: 1,4,8)")
+    add("--prompt-tokens", type=int, metavar="N", help="(default: 128)")
+    add("--generated-tokens", type=int, metavar="N", help="(default: 64)")
+    add("--repeats", type=int, metavar="N", help="runs that count, after a warm-up (default: 5)")
+    add = parser.add_argument_group("requests of random lengths that arrive over time").add_argument
+    add("--requests", type=int, metavar="N", help="how many")
+    add("--rate", metavar="R", help="arrivals per second; inf, the default: all at once")
+    add("--seed", type=int, metavar="N", help="of lengths, contents and times (default: 0)")
+    add("--prompt-lengths", metavar="A..B", help="tokens of a prompt (default: 100..1024)")
+    add("--output-lengths", metavar="A..B", help="tokens of an answer (default: 100..1024)")
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -414,3 +439,64 @@ def _doctor(_: argparse.Namespace) -> int:
     from rvllm.doctor import report
 
     return 0 if report() else EXIT_DOCTOR_FAILED
+
+
+# bench
+
+
+BATCH_OPTIONS = ("batch", "prompt_tokens", "generated_tokens", "repeats")
+TRAFFIC_OPTIONS = ("rate", "seed", "prompt_lengths", "output_lengths")
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from rvllm import bench
+
+    plan = _bench_plan(arguments)
+    if arguments.json:
+        bench.check_writable(arguments.json)
+    subject = _bench_subject(arguments)
+    if isinstance(plan, bench.Traffic):
+        record = bench.serve_traffic(subject, plan, arguments.device, _say)
+        text = bench.traffic_table(record)
+    else:
+        record = bench.sweep(subject, arguments.device, plan, _say)
+        text = bench.sweep_table(record)
+    print(text)
+    if arguments.json:
+        bench.write_record(record, arguments.json)
+    return 0
+
+
+def _bench_plan(arguments: argparse.Namespace) -> Workload | Traffic:
+    """What to run; options of the other mode are refused, not ignored."""
+    from rvllm import bench
+
+    is_traffic = arguments.requests is not None
+    foreign = BATCH_OPTIONS if is_traffic else TRAFFIC_OPTIONS
+    if wrong := [name for name in foreign if getattr(arguments, name) is not None]:
+        option = f"--{wrong[0].replace('_', '-')}"
+        raise InputError(f"{option} {'does not go' if is_traffic else 'goes only'} together with --requests")
+    names = TRAFFIC_OPTIONS if is_traffic else BATCH_OPTIONS
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    parsers = {
+        "batch": bench.parse_batches,
+        "rate": bench.parse_rate,
+        "prompt_lengths": bench.parse_lengths,
+        "output_lengths": bench.parse_lengths,
+    }
+    settings: dict[str, Any] = {name: parsers.get(name, int)(value) for name, value in given.items()}
+    if is_traffic:
+        return bench.Traffic(arguments.requests, **settings)
+    if "batch" in settings:
+        settings["batches"] = settings.pop("batch")
+    return bench.Workload(**settings)
+
+
+def _bench_subject(arguments: argparse.Namespace) -> Subject:
+    from rvllm.bench import subject_of
+    from rvllm.hub import resolve
+    from rvllm.random_weights import random_weights
+
+    if arguments.random_weights is None:
+        return subject_of(resolve(arguments.model))
+    return subject_of(*random_weights(arguments.random_weights))

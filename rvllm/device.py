@@ -53,11 +53,12 @@ def cuda_available() -> Availability:
     return _usable(cupy)
 
 
-def describe_device() -> str:
-    """The name of the card where CUDA works, else `cpu` and the name of the processor."""
-    if cuda_available():
+def describe_device(device: str = "auto") -> str:
+    """The name of the card that a device computes on; for `cpu` and `emulator`, `cpu` and the processor's name."""
+    name = resolve_device(device)
+    if name.startswith("cuda"):
         cupy = importlib.import_module("cupy")
-        return str(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
+        return str(cupy.cuda.runtime.getDeviceProperties(int(name.partition(":")[2] or 0))["name"].decode())
     return f"cpu ({processor_name()})"
 
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rvllm import plots
+from rvllm import trace_plots as plots
+from rvllm.figure_style import PlotError
 from rvllm.llm import LLM
-from rvllm.plots import Block, Cell, PlotError
 from rvllm.sampling import SamplingParams
 from rvllm.trace import StepRecord
+from rvllm.trace_plots import Block, Cell
 from tests import toy
 
 

@@ -113,7 +113,7 @@ def measure(model: str, device: str) -> dict[str, Any]:
         "engine": "rvllm",
         "device": device,
         "variant": "numpy" if device == "cpu" else "f32",
-        "card": describe_device() if device != "cpu" else processor_name(),
+        "card": describe_device(device),
         "processor": processor_name(),
         "date": datetime.date.today().isoformat(),
         "versions": {"python": platform.python_version(), "numpy": np.__version__},

@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rvllm import plots
+
 ROOT = Path(__file__).resolve().parents[1]
 PART1 = "<!-- part1:begin -->\n", "<!-- part1:end -->\n"
 PART2 = "<!-- part2:begin -->\n", "<!-- part2:end -->\n"
+BENCH = "<!-- bench:begin -->\n", "<!-- bench:end -->\n"
+SHOWN = ("throughput", "step_time")  # of the figures, those that matter most
 
 
 def part1_table(record: dict[str, Any]) -> str:
@@ -52,6 +56,40 @@ def part2_table(record: dict[str, Any]) -> str:
     return "\n".join([source, "", head, "|--:|--:|--:|--:|--:|", *rows, ""])
 
 
+def bench_block() -> str:
+    """The figures that matter most, and the table behind them."""
+    images = []
+    for name in SHOWN:
+        figure = plots.BENCH_FIGURES[name]
+        finding = figure.finding([read(file) for file in figure.files])
+        images += [f"![{finding}](figures/{name}.png)", "", f"{finding}.", ""]
+    return "\n".join([*images, bench_table([read(file) for file in plots.COMPARED])])
+
+
+def bench_table(records: list[dict[str, Any]]) -> str:
+    """Total tokens per second, and milliseconds of a decode step, of every engine at every batch size."""
+    batches = sorted({row["batch"] for record in records for row in record["rows"]})
+    head = " | ".join(f"{plots.short_name(record)}, {record['card']}" for record in records)
+    lines = [f"| batch | {head} |", "|--:|" + "--:|" * len(records)]
+    for batch in batches:
+        cells = " | ".join(bench_cell(record, batch) for record in records)
+        lines.append(f"| {batch} | {cells} |")
+    sources = [f"{plots.short_name(record)}: {plots.origin(record)}; {record_source(record)}" for record in records]
+    about = "Tokens generated a second, all sequences together, and in brackets ms for a decode step:"
+    return "\n".join([about, "", *lines, "", *(f"- {source}" for source in sources), ""])
+
+
+def bench_cell(record: dict[str, Any], batch: int) -> str:
+    """`678 (30.1)`; a dash where a batch size was not measured."""
+    total, step = (dict(plots.points(record, key)).get(batch) for key in ("total_tok_s", "decode_ms_per_step"))
+    return "-" if total is None or step is None else f"{total:,.0f} ({step:.3g})"
+
+
+def record_source(record: dict[str, Any]) -> str:
+    """How a record came about: as it says itself, else by `rvllm bench`."""
+    return ", ".join(filter(None, [record.get("how", "`rvllm bench`"), record.get("source")]))
+
+
 def generated(readme: str, begin: str, end: str, text: str) -> str:
     """README with the part between two markers made anew."""
     before, rest = readme.split(begin)
@@ -72,6 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     old = path.read_text(encoding="utf-8")
     new = generated(old, *PART1, part1_table(read("part1_cpu.json")))
     new = generated(new, *PART2, part2_table(read("part2_h200.json")))
+    new = generated(new, *BENCH, bench_block())
     if arguments.check and new != old:
         print("README.md: its generated part is not current; run: python tools/readme.py")
         return 1
