@@ -319,6 +319,70 @@ def memory(records: Sequence[Record]) -> Figure:
     return against_batch(records, "peak_memory_bytes", "GB at the peak", memory_finding(records), 1e-9)
 
 
+# One step taken apart (notebook 14)
+
+
+STEP_PARTS = {  # operations whose names begin so
+    "card: products with weights": ("linear",),
+    "card: attention, in pieces": ("scores", "mask_add", "softmax", "weighted_values", "transpose_axes12"),
+    "card: cache, write and gather": ("kv_write", "kv_gather"),
+    "card: norms, rope, additions": ("rmsnorm", "rope", "residual_add", "silu_mul", "embedding", "last_row"),
+}
+
+
+def step_parts(profile: Record) -> dict[str, float]:
+    """Milliseconds of each part of a profiled step, in order; what nothing else explains is waiting for launches."""
+    operations = profile["operations"]
+    card = {
+        part: sum(op["device_us"] for op in operations if op["name"].startswith(names)) / 1e3
+        for part, names in STEP_PARTS.items()
+    }
+    host = {"host: prepare and upload": profile["prepare_ms"], "host: logits down": profile["download_ms"]}
+    waits = profile["wall_ms"] - sum(card.values()) - sum(host.values())
+    return {**card, "card waits for launches": waits, **host, "host: choose the token": profile["sample_ms"]}
+
+
+def waterfall_finding(records: Sequence[Record]) -> str:
+    """How much of a step the card works."""
+    profile = records[0]["profiles"][0]
+    parts = step_parts(profile)
+    work = sum(ms for part, ms in parts.items() if part.startswith("card:"))
+    total = sum(parts.values())
+    return f"At batch {profile['batch']} the card works for {number(work)} of a step's {number(total)} ms"
+
+
+def waterfall(records: Sequence[Record]) -> Figure:
+    """Where the milliseconds of one decode step go, a panel for each profile; dotted: reading the step's bytes."""
+    record = records[0]
+    figure = new_figure(7.6, 3.6)
+    panels = figure.subplots(1, len(record["profiles"]), sharey=True, squeeze=False)[0]
+    for axes, profile in zip(panels, record["profiles"], strict=True):
+        draw_waterfall(axes, profile, profile["bytes_per_step"] / record["read_gb_s"] / 1e6)
+    panels[0].set_ylabel("part of the step", fontsize=8)
+    label = f"{record['engine']} {record['variant']}, {record['model']['name']} {record['model']['type']}"
+    figure.suptitle(waterfall_finding(records), fontsize=10)
+    handles, names = panels[0].get_legend_handles_labels()
+    names = [f"{name}; {label} ({origin(record)})" for name in names]
+    figure.legend(handles, names, loc="outside lower left", fontsize=7.5, frameon=False)
+    return figure
+
+
+def draw_waterfall(axes: Axes, profile: Record, floor_ms: float) -> None:
+    """Each part begins where the one above it ends."""
+    left, parts = 0.0, step_parts(profile)
+    for row, (part, ms) in enumerate(parts.items()):
+        colour, hatch = (BLUE, "") if part.startswith("card:") else (ORANGE, "///")
+        axes.barh(row, ms, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+        axes.text(left + max(ms, 0), row, f" {ms:.2f}", va="center", fontsize=7)
+        left += ms
+    axes.axvline(floor_ms, color=BLACK, linestyle=":", label="dotted: reading the bytes at the measured rate")
+    axes.set(xlim=(0, left * 1.12), xlabel="ms")
+    axes.set_yticks(range(len(parts)), list(parts))
+    axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.tick_params(labelsize=8)
+    axes.set_title(f"batch {profile['batch']}: {left:.1f} ms", fontsize=9)
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A figure of figures/: how it is drawn, the sentence that says what it shows, and from which files."""
@@ -335,11 +399,16 @@ COMPARED = (
     "h200_llama.cpp_q8_0.json",
     "h200_llama.cpp_f16.json",
     "h200_vllm_bf16_in_process.json",
+    "h200_rvllm_f32.json",
 )
+OWN = ("h200_rvllm_f32.json", "cpu_rvllm.json")
 # The original's first-token times are those of one prompt, as its totals show (notebook 13, section 3).
 COMPARED_FIRST = tuple(name for name in COMPARED if name != "t4_original.json")
 BENCH_FIGURES = {
     "throughput": Recorded(throughput, throughput_finding, COMPARED),
     "step_time": Recorded(step_time, step_time_finding, COMPARED),
     "first_token": Recorded(first_token, first_token_finding, COMPARED_FIRST),
+    "bandwidth_share": Recorded(bandwidth_share, bandwidth_share_finding, OWN),
+    "memory": Recorded(memory, memory_finding, OWN),
+    "waterfall": Recorded(waterfall, waterfall_finding, ("h200_profile_f32.json",)),
 }
