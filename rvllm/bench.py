@@ -383,8 +383,11 @@ def open_llm(
     num_blocks: int | None = None,
     max_num_batched_tokens: int = 16_384,
 ) -> LLM:
-    """The LLM of every benchmark, made here alone. Nothing may be remembered from one repeat to the next."""
-    return LLM(
+    """The LLM of every benchmark, made here alone. Nothing may be remembered from one repeat to the next.
+
+    What it has loaded is frozen: Python's collector would walk over the whole vocabulary in the middle of a step.
+    """
+    llm = LLM(
         subject.path,
         device,
         num_blocks=num_blocks,
@@ -393,6 +396,9 @@ def open_llm(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=False,
     )
+    gc.collect()
+    gc.freeze()
+    return llm
 
 
 def sweep(

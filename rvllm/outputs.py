@@ -26,8 +26,8 @@ class CompletionOutput:
 class RequestMetrics:
     """What a request took. Times in seconds since it was accepted; the counts sum over all its answers.
 
-    inter_token_times: from each token of an answer to the next one.   num_cached_tokens: prompt tokens that the prefix
-    cache had.   num_preemptions: how often an answer lost its blocks and was computed again.
+    inter_token_times: from each token of an answer to the next one.   num_cached_tokens: tokens that the prefix cache
+    had, in all starts.   num_preemptions: how often an answer lost its blocks and was computed again.
     """
 
     num_prompt_tokens: int = 0

@@ -134,8 +134,7 @@ class Scheduler:
         """The next step, its blocks allocated; None if no sequence is left. Follow it with `update` or `restart`."""
         preempted: list[Sequence] = []
         counts = self._continue_running(preempted)
-        if not preempted:
-            self._admit_waiting(counts)
+        self._admit_waiting(counts)  # never one that was preempted just now: its blocks went to somebody
         sequences = self.running[: len(counts)]
         if not sequences:
             if self.waiting:

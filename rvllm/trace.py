@@ -16,7 +16,7 @@ class StepRecord:
     """One step. Labels are "request", or "request.answer" where a request has several. Times in seconds.
 
     computed: {label: (first position, number of tokens)}.   prompts: {label: tokens of the prompt}.
-    block_tables: {label: blocks}.   cached_blocks: blocks that the prefix cache could find before the step.
+    block_tables: {label: blocks}.   cached_blocks: blocks that the prefix cache has entries of.
     waiting, preempted: labels of those that wait while it runs, and of those that gave their blocks back for it.
     """
 

@@ -31,7 +31,7 @@ def llm(model_path: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def model(llm: LLM) -> CpuModel:
-    return llm.model
+    return llm.engine.model
 
 
 @pytest.fixture(scope="module")
