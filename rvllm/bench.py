@@ -306,7 +306,7 @@ def subject_of(path: Path, random_name: str | None = None) -> Subject:
         return Subject(path, random_name, type_, "random")
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return Subject(path, path.stem, type_, digest)
+    return Subject(path, path.stem.removesuffix(f".{main}"), type_, digest)
 
 
 def about(subject: Subject, device: str) -> Record:

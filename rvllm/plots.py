@@ -376,7 +376,7 @@ def draw_waterfall(axes: Axes, profile: Record, floor_ms: float) -> None:
         axes.text(left + max(ms, 0), row, f" {ms:.2f}", va="center", fontsize=7)
         left += ms
     axes.axvline(floor_ms, color=BLACK, linestyle=":", label="dotted: reading the bytes at the measured rate")
-    axes.set(xlim=(0, left * 1.12), xlabel="ms")
+    axes.set(xlim=(0, left * 1.2), xlabel="ms")
     axes.set_yticks(range(len(parts)), list(parts))
     axes.set_ylim(len(parts) - 0.5, -0.5)
     axes.tick_params(labelsize=8)

@@ -12,6 +12,7 @@ from rvllm import plots
 ROOT = Path(__file__).resolve().parents[1]
 PART1 = "<!-- part1:begin -->\n", "<!-- part1:end -->\n"
 PART2 = "<!-- part2:begin -->\n", "<!-- part2:end -->\n"
+PART3 = "<!-- part3:begin -->\n", "<!-- part3:end -->\n"
 BENCH = "<!-- bench:begin -->\n", "<!-- bench:end -->\n"
 SHOWN = ("throughput", "step_time")  # of the figures, those that matter most
 
@@ -54,6 +55,40 @@ def part2_table(record: dict[str, Any]) -> str:
         for row in record["rows"]
     ]
     return "\n".join([source, "", head, "|--:|--:|--:|--:|--:|", *rows, ""])
+
+
+def part3_table(records: list[dict[str, Any]]) -> str:
+    """What the engine costs and what it saves, a column for each device."""
+    model = records[0]["model"]
+    source = "; ".join(f"{record['card']}, {record['date']}" for record in records)
+    rows = [[name, *(value(record) for record in records)] for name, value in PART3_ROWS.items()]
+    lines = [f"| | {' | '.join(record['device'] for record in records)} |", "|---|" + "--:|" * len(records)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"{model['name']} ({model['type']}); {source}.", "", *lines, ""])
+
+
+def host_step(record: dict[str, Any], key: str) -> str:
+    """Milliseconds of a part of the host's work at the largest number of sequences."""
+    return f"{record['host_step'][-1][key]:.2f} ms"
+
+
+def prefix_hit(record: dict[str, Any]) -> str:
+    """First token without and with the longest shared beginning that was measured."""
+    hit = record["prefix_hit"][-1]
+    times = [f"{hit[turn]['first_token_ms']:,.0f} ms" for turn in ("first", "second")]
+    counts = [f"{hit[turn]['computed_tokens']:,}" for turn in ("first", "second")]
+    return f"{counts[0]} tokens: {times[0]}; {counts[1]}: {times[1]}"
+
+
+PART3_ROWS = {
+    "scheduling a step of 256 sequences": lambda record: host_step(record, "schedule_ms"),
+    "all of the host's work in it, but for the search of the vocabulary": lambda record: host_step(record, "host_ms"),
+    "first token of a prompt, and of the next one with the same beginning": prefix_hit,
+    **{
+        f"32 requests, {name}": lambda record, name=name: f"{record['together']['output_tok_s'][name]:,.0f} tokens/s"
+        for name in ("one after the other", "in groups of 8", "all at once")
+    },
+}
 
 
 def bench_block() -> str:
@@ -110,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     old = path.read_text(encoding="utf-8")
     new = generated(old, *PART1, part1_table(read("part1_cpu.json")))
     new = generated(new, *PART2, part2_table(read("part2_h200.json")))
+    new = generated(new, *PART3, part3_table([read("part3_cpu.json"), read("part3_h200.json")]))
     new = generated(new, *BENCH, bench_block())
     if arguments.check and new != old:
         print("README.md: its generated part is not current; run: python tools/readme.py")
