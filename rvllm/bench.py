@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module, metadata
 from pathlib import Path
 from types import TracebackType
@@ -121,10 +121,20 @@ class Samples:
     """Milliseconds of every run, wall clock. Notebook 13, section 3.
 
     first_token_ms: until all sequences have one token.   total_ms: until they have all their tokens.
+    host_loop_ms: a loop of Python that is always the same, before each: how fast the host was just then.
     """
 
     first_token_ms: list[float]
     total_ms: list[float]
+    host_loop_ms: list[float] = field(default_factory=list)
+
+
+def host_loop_ms(clock: Clock = time.perf_counter) -> float:
+    """Milliseconds that 100,000 turns of an empty loop take."""
+    start = clock()
+    for _ in range(100_000):
+        pass
+    return (clock() - start) * 1e3
 
 
 def take_samples(
@@ -145,8 +155,12 @@ def take_samples(
             raise BenchError(f"generated tokens: found answers of {sorted(counts)}; allowed: {count} each")
         return elapsed * 1e3
 
-    pairs = [(milliseconds(1), milliseconds(n_tokens)) for _ in range(repeats)]
-    return Samples([first for first, _ in pairs], [total for _, total in pairs])
+    samples = Samples([], [])
+    for _ in range(repeats):
+        samples.host_loop_ms.append(host_loop_ms(clock))
+        samples.first_token_ms.append(milliseconds(1))
+        samples.total_ms.append(milliseconds(n_tokens))
+    return samples
 
 
 def speeds(batch: int, prompt_tokens: int, generated_tokens: int, samples: Samples) -> Record:
@@ -195,7 +209,7 @@ def bytes_per_step(model: Any, batch: int, context: int) -> int:
 
 
 def read_bandwidth(device: str, n_bytes: int = 1 << 30) -> float:
-    """Bytes per second at which a device reads a large array: measured, the best of several tries.
+    """Bytes per second at which a device reads a large array: measured, the better of two ways.
 
     A product with a vector reads its matrix once; on a GPU a sum is tried as well. Memory: `n_bytes`.
     """
@@ -414,7 +428,7 @@ def sweep(
     progress(f"measuring how fast {describe_device(device)} reads memory")
     bandwidth = read_bandwidth(device)
     release_memory(device)
-    base = memory_in_use(device) if device.startswith("cuda") else 0
+    base = memory_in_use(device)
     cases = [*((batch, False) for batch in workload.batches), (max(workload.batches), True)]
     rows = []
     for batch, as_text in cases:

@@ -357,17 +357,17 @@ def waterfall(records: Sequence[Record]) -> Figure:
     figure = new_figure(7.6, 3.6)
     panels = figure.subplots(1, len(record["profiles"]), sharey=True, squeeze=False)[0]
     for axes, profile in zip(panels, record["profiles"], strict=True):
-        draw_waterfall(axes, profile, profile["bytes_per_step"] / record["read_gb_s"] / 1e6)
+        draw_waterfall(axes, profile)
+        floor_ms = profile["bytes_per_step"] / record["read_gb_s"] / 1e6
+        label = f"dotted: reading the step's bytes at the measured rate; {series_label(record)}"
+        axes.axvline(floor_ms, color=BLACK, linestyle=":", label=label)
     panels[0].set_ylabel("part of the step", fontsize=8)
-    label = f"{record['engine']} {record['variant']}, {record['model']['name']} {record['model']['type']}"
     figure.suptitle(waterfall_finding(records), fontsize=10)
-    handles, names = panels[0].get_legend_handles_labels()
-    names = [f"{name}; {label} ({origin(record)})" for name in names]
-    figure.legend(handles, names, loc="outside lower left", fontsize=7.5, frameon=False)
+    legend_below(figure, panels[0])
     return figure
 
 
-def draw_waterfall(axes: Axes, profile: Record, floor_ms: float) -> None:
+def draw_waterfall(axes: Axes, profile: Record) -> None:
     """Each part begins where the one above it ends."""
     left, parts = 0.0, step_parts(profile)
     for row, (part, ms) in enumerate(parts.items()):
@@ -375,7 +375,6 @@ def draw_waterfall(axes: Axes, profile: Record, floor_ms: float) -> None:
         axes.barh(row, ms, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
         axes.text(left + max(ms, 0), row, f" {ms:.2f}", va="center", fontsize=7)
         left += ms
-    axes.axvline(floor_ms, color=BLACK, linestyle=":", label="dotted: reading the bytes at the measured rate")
     axes.set(xlim=(0, left * 1.2), xlabel="ms")
     axes.set_yticks(range(len(parts)), list(parts))
     axes.set_ylim(len(parts) - 0.5, -0.5)
