@@ -319,6 +319,24 @@ def memory(records: Sequence[Record]) -> Figure:
     return against_batch(records, "peak_memory_bytes", "GB at the peak", memory_finding(records), 1e-9)
 
 
+def roofline(cards: dict[str, tuple[float, float]], work: dict[int, tuple[float, float]]) -> Figure:
+    """Steps a second that each card allows at most, against the batch; a bend where arithmetic takes over.
+
+    cards: name -> (bytes a second, operations a second).   work: batch -> (bytes, operations) of a step.
+    """
+    figure, axes = new_axes()
+    for i, (card, (rate, peak)) in enumerate(cards.items()):
+        for j, kind in enumerate(("memory", "arithmetic")):
+            limit = (rate, peak)[j]
+            sequences = [batch * limit / work[batch][j] for batch in work]
+            line = axes.plot(list(work), sequences, ("-", "--")[j], label=f"{card}: what its {kind} allows")[0]
+            line.set(color=(VERMILION, BLUE)[i % 2], marker=MARKERS[2 * i + j])
+    finish_axes(axes, work, "tokens a second, at most")
+    set_title(axes, "The lower of a card's two lines is its roof")
+    legend_below(figure, axes)
+    return figure
+
+
 # One step taken apart (notebook 14)
 
 

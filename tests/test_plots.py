@@ -157,3 +157,21 @@ def test_recorded_data_of_an_installed_package_is_fetched(monkeypatch: pytest.Mo
 def _unreachable(url: str, timeout: float) -> Any:
     assert url.endswith("/main/figures/data/t4_original.json")
     raise OSError("no route")
+
+
+def test_the_roof_is_the_lower_of_two_lines() -> None:
+    work = {1: (100.0, 10.0), 4: (100.0, 40.0)}
+    figure = plots.roofline({"card": (1000.0, 50.0)}, work)
+    memory, arithmetic = figure.axes[0].lines
+    assert list(memory.get_ydata()) == [10, 40]
+    assert list(arithmetic.get_ydata()) == [5, 5]
+    assert "memory" in memory.get_label() and "arithmetic" in arithmetic.get_label()
+
+
+def test_parts_of_a_step_add_up_to_it() -> None:
+    profile = plots.load("h200_profile_f32.json")["profiles"][0]
+    parts = plots.step_parts(profile)
+    assert sum(parts.values()) == pytest.approx(profile["wall_ms"] + profile["sample_ms"])
+    work = sum(ms for part, ms in parts.items() if part.startswith("card:"))
+    assert work == pytest.approx(sum(op["device_us"] for op in profile["operations"]) / 1e3)
+    assert parts["card waits for launches"] < profile["launching_ms"] < profile["wall_ms"]
