@@ -403,6 +403,14 @@ def test_wrong_limits_are_named(path, name, value):
         LLM(path, **{name: value})
 
 
+def test_what_limits_a_prompt_is_said(path):
+    for options, limit in (({}, "the context is 256"), ({"num_blocks": 4, "block_size": 8}, "the KV cache holds 32")):
+        with pytest.raises(PromptError, match=limit):
+            LLM(path, **options).generate([7] * 300, GREEDY)
+    with pytest.raises(ParameterError, match="num_blocks: found 1 of 1 tokens"):
+        LLM(path, num_blocks=1, block_size=1)
+
+
 # Ends -----------------------------------------------------------------------------------------------------------------
 
 
