@@ -202,7 +202,9 @@ def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
 def _load(arguments: argparse.Namespace) -> LLM:
     from rvllm import LLM
 
-    return LLM(model=arguments.model, device=arguments.device, max_model_len=arguments.max_model_len)
+    # One text at a time: a cache for one context, and not for as many as fit.
+    options = {"max_model_len": arguments.max_model_len, "max_num_seqs": 1}
+    return LLM(model=arguments.model, device=arguments.device, **options)
 
 
 # generate

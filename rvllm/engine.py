@@ -154,6 +154,7 @@ class Engine:
     ) -> None:
         self.model, self.cache, self.tokenizer, self.scheduler = model, cache, tokenizer, scheduler
         self.vocab_size, self.max_model_len = vocab_size, min(max_model_len, scheduler.max_num_tokens)
+        self._limit = "the context is" if self.max_model_len == max_model_len else "the KV cache holds"
         self.metrics = EngineMetrics()
         self.requests: dict[int, Request] = {}  # those that have not met their end
         self.on_step: Callable[[Schedule, float], None] = lambda _schedule, _start: None
@@ -171,7 +172,7 @@ class Engine:
         prompt: the text that the ids were made from, for the output alone.
         """
         params.check_vocab(self.vocab_size)
-        ids = check_prompt(prompt_token_ids, self.vocab_size, self.max_model_len)
+        ids = check_prompt(prompt_token_ids, self.vocab_size, self.max_model_len, self._limit)
         request = Request(next(self._request_ids), prompt, ids, params)
         for index in range(params.n):
             answer = Answer(next(self._seq_ids), request, index, self.tokenizer, self.max_model_len)
@@ -274,7 +275,7 @@ class Engine:
         metrics.output_seconds += output_s
 
 
-def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int) -> list[int]:
+def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int, limit: str = "the context is") -> list[int]:
     """Token ids of a prompt as a list of ints; PromptError unless they are ids and leave room for an answer."""
     if not isinstance(token_ids, (list, tuple, np.ndarray)) or getattr(token_ids, "shape", None) == ():
         raise PromptError(f"prompt: found {type(token_ids).__name__}; allowed: a text or a list of token ids")
@@ -285,6 +286,6 @@ def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int) -> list[in
     if len(token_ids) == 0:
         raise PromptError("prompt: found no tokens; allowed: at least one token (this model adds none by itself)")
     if len(token_ids) >= max_model_len:
-        allowed = f"at most {max_model_len - 1}, to leave room for an answer"
+        allowed = f"at most {max_model_len - 1}, to leave room for an answer: {limit} {max_model_len} tokens"
         raise PromptError(f"prompt: found {len(token_ids)} tokens; allowed: {allowed}")
     return [int(i) for i in token_ids]

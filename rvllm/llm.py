@@ -122,6 +122,8 @@ class LLM:
         wanted_len = _context(self.config, max_model_len)
         if num_blocks is None:
             num_blocks = default_num_blocks(self.config, self.device, block_size, wanted_len, max_num_seqs)
+        if num_blocks * block_size < 2:
+            raise ParameterError(f"num_blocks: found {num_blocks} of {block_size} tokens; allowed: room for 2 at least")
         pool = BlockPool(num_blocks, block_size)
         prefix_cache = PrefixCache(pool) if enable_prefix_caching else None
         scheduler = Scheduler(pool, max_num_seqs, max_num_batched_tokens, prefix_cache)
