@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from rvllm.cache import cached
 from rvllm.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, PlotError, new_figure
-from rvllm.trace_plots import block_pool, timeline, tokens_computed  # pictures of traces, from here too
+from rvllm.trace_plots import block_pool as block_pool  # pictures of traces, from here too
+from rvllm.trace_plots import timeline as timeline
+from rvllm.trace_plots import tokens_computed as tokens_computed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["block_pool", "timeline", "tokens_computed"]
 Record = dict[str, Any]
 Point = tuple[float, float]
 
