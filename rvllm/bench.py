@@ -501,6 +501,7 @@ def traffic_table(record: Record) -> str:
 
 def check_writable(path: Path) -> None:
     """BenchError if a file can't be written, found out before there are results to lose."""
+    path = path.resolve()  # a link may point to what does not exist yet
     existed = path.exists()
     try:
         with path.open("a", encoding="utf-8"):
@@ -533,8 +534,8 @@ class Traffic:
 
     def __post_init__(self) -> None:
         require("requests", self.requests, 1)
-        if not self.rate > 0:
-            raise BenchError(f"rate: found {self.rate}; allowed: requests per second above 0, or inf")
+        if not self.rate >= 1e-6:
+            raise BenchError(f"rate: found {self.rate}; allowed: 0.000001 requests per second or more, or inf")
         for name, (shortest, longest) in (("prompt", self.prompt_lengths), ("output", self.output_lengths)):
             require(f"{name} lengths", shortest, 1)
             require(f"{name} lengths, the longest", longest, shortest)
@@ -555,7 +556,7 @@ def parse_rate(text: str) -> float:
 
 def parse_lengths(text: str) -> tuple[int, int]:
     """`100..1024` as numbers; a single number is both ends."""
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text)
     if match is None:
         raise BenchError(f"lengths: found {text!r}; allowed: SHORTEST..LONGEST, such as 100..1024")
     return int(match[1]), int(match[2] or match[1])

@@ -74,12 +74,14 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _message(error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return f"out of memory; a smaller --max-model-len or a smaller model needs less {error}".rstrip()
+        return f"out of memory; a smaller --max-model-len or --batch or a smaller model needs less {error}".rstrip()
     return str(error)
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # closed: `print` would take stdout instead
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def _settle_stdout() -> None:
@@ -463,9 +465,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     else:
         record = bench.sweep(subject, arguments.device, plan, _say)
         text = bench.sweep_table(record)
-    print(text)
     if arguments.json:
         bench.write_record(record, arguments.json)
+    print(text)
     return 0
 
 

@@ -55,25 +55,26 @@ class Answer(Sequence):
     def append(self, sampled: Sampled, now: float) -> None:
         """Take the next token: add what may be shown to the text, and set `finish_reason` if this was the end."""
         output, token_id = self.output, sampled.token_id
+        ended = token_id in self.state.end_ids
+        num_tokens = len(output.token_ids) + 1
+        piece = "" if ended else self._show(self._decoder.push(token_id), num_tokens)
         self._last_token_time = self.request.count_token(now, self._last_token_time)
         self.token_ids.append(token_id)
         output.token_ids.append(token_id)
+        output.text += piece
         if output.logprobs is not None and sampled.logprobs is not None:
             output.logprobs.append(sampled.logprobs)
-        ended = token_id in self.state.end_ids
-        if not ended:
-            output.text += self._show(self._decoder.push(token_id))
         if ended or self._stop.stopped:
             output.finish_reason = "stop"
-        elif len(output.token_ids) >= self.max_tokens:
+        elif num_tokens >= self.max_tokens:
             output.finish_reason = "length"
         if output.finish_reason and not self._stop.stopped:
-            output.text += self._show(self._decoder.finish()) + self._stop.finish()
+            output.text += self._show(self._decoder.finish(), num_tokens) + self._stop.finish()
 
-    def _show(self, text: str) -> str:
+    def _show(self, text: str, num_tokens: int) -> str:
         """Text that can't be the beginning of a stop text; before `min_tokens` stop texts are not looked for."""
         params = self.request.params
-        early = len(self.output.token_ids) < params.min_tokens
+        early = num_tokens < params.min_tokens
         return text if not params.stop or early or self._stop.stopped else self._stop.push(text)
 
 
@@ -233,9 +234,14 @@ class Engine:
         return finished
 
     def _start_over(self) -> None:
-        answers: list[Any] = self.scheduler.running
+        answers: list[Any] = list(self.scheduler.running)
         for answer in answers:
-            answer.state.rewind()
+            if answer.output.finish_reason is not None:  # it had met its end when the step failed
+                self.scheduler.finish(answer)
+                if answer.request.finished:
+                    self.requests.pop(answer.request.request_id, None)
+            else:
+                answer.state.rewind()
         self.scheduler.restart()
 
     def _sample(self, schedule: Schedule, logits: NDArray[np.float32]) -> tuple[list[Any], list[Sampled]]:

@@ -40,6 +40,9 @@ Prompt = str | SequenceOf[int]
 CACHE_SHARE = {"cuda": 0.5, "cpu": 0.25, "emulator": 0.25}
 
 
+MAX_SLOTS = 2**31  # kernels count them in 32 bits
+
+
 class ClosedError(RvllmError):
     """An LLM that has let go of its weights was asked for something."""
 
@@ -92,7 +95,8 @@ class LLM:
     of max_model_len at least.   max_model_len: most tokens of a prompt and its answer together; None: the model's own
     limit. A smaller cache lowers it.
     max_num_seqs: sequences computed in the same step.   max_num_batched_tokens: tokens computed in a step; a longer
-    prompt is computed in chunks.   enable_prefix_caching: beginnings that prompts share are computed once.
+    prompt is computed in chunks.   enable_prefix_caching: a beginning that was computed in an earlier step is not
+    computed again; prompts that start in the same step do not find each other's.
     trace: record every step in `trace`, for `rvllm.plots`.
     Raises FileNotFoundError or an RvllmError that names what is wrong with the file, the model or the machine.
     """
@@ -122,12 +126,13 @@ class LLM:
         wanted_len = _context(self.config, max_model_len)
         if num_blocks is None:
             num_blocks = default_num_blocks(self.config, self.device, block_size, wanted_len, max_num_seqs)
-        if num_blocks * block_size < 2:
-            raise ParameterError(f"num_blocks: found {num_blocks} of {block_size} tokens; allowed: room for 2 at least")
+        if not 2 <= num_blocks * block_size < MAX_SLOTS:
+            found = f"num_blocks: found {num_blocks} of {block_size} tokens"
+            raise ParameterError(f"{found}; allowed: room for 2 at least, and for fewer than {MAX_SLOTS}")
+        cache = _kv_cache(runner, self.device, num_blocks, block_size)
         pool = BlockPool(num_blocks, block_size)
         prefix_cache = PrefixCache(pool) if enable_prefix_caching else None
         scheduler = Scheduler(pool, max_num_seqs, max_num_batched_tokens, prefix_cache)
-        cache = _kv_cache(runner, self.device, num_blocks, block_size)
         self.engine = Engine(runner, cache, self.tokenizer, scheduler, self.config.vocab_size, wanted_len)
         self.trace = Trace(self.engine) if trace else None
 
@@ -162,6 +167,7 @@ class LLM:
         `parse_special`: a special token written in a text prompt becomes that token. A single bad prompt raises;
         among several it gets its own `error` and the others go on. `use_tqdm`: show progress on a terminal.
         """
+        self._open_engine()
         several = _is_several(prompts)
         every = self._for_each(params, len(prompts)) if several else [params]
         entries: list[Request | RequestOutput] = []
@@ -267,5 +273,5 @@ def _is_several(prompts: Any) -> bool:
 
 
 def _require_at_least_one(name: str, value: Any) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ParameterError(f"{name}: found {value!r}; allowed: an integer of at least 1")
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not 1 <= value < MAX_SLOTS:
+        raise ParameterError(f"{name}: found {value!r}; allowed: an integer of at least 1, less than {MAX_SLOTS}")

@@ -41,9 +41,9 @@ class RequestMetrics:
     @property
     def decode_tokens_per_second(self) -> float | None:
         """Speed after the first token; None where there was no second one."""
-        if self.time_to_first_token is None or self.num_generated_tokens < 2:
+        if self.time_to_first_token is None or not self.inter_token_times:
             return None
-        return (self.num_generated_tokens - 1) / max(self.total_time - self.time_to_first_token, 1e-9)
+        return len(self.inter_token_times) / max(self.total_time - self.time_to_first_token, 1e-9)
 
 
 class RequestOutput:

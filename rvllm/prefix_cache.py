@@ -85,12 +85,19 @@ class PrefixCache:
         Of two blocks with the same history the first stays; the other one's owner keeps it to itself.
         """
         full = sequence.num_computed_tokens // self._block_size
+        if len(sequence.prefix) < full:
+            self._drop_lost(sequence.prefix)
         while (index := len(sequence.prefix)) < full:
             parent = sequence.prefix[-1] if index else None
             entry = self._enter(parent, self._tokens(sequence, index), sequence.block_table[index])
             if entry is None:
                 return
             sequence.prefix.append(entry)
+
+    def _drop_lost(self, prefix: list[Entry]) -> None:
+        """Another's block that stood for one of this sequence's may be gone: its own are entered in its place."""
+        lost = next((i for i, entry in enumerate(prefix) if not self._can_be_found(entry)), len(prefix))
+        del prefix[lost:]
 
     def _enter(self, parent: Entry | None, token_ids: tuple[int, ...], block: int) -> Entry | None:
         """The entry for this history, a new one if there is none; None where a search could not get to it."""

@@ -1,6 +1,7 @@
-"""Models of real shapes with random weights, for benchmarks on machines that can't fetch the real ones.
+"""Models of real shapes with random weights, for benchmarks of models that are not at hand.
 
-A step takes the same time whatever the weights are. The tokenizer is the default model's own.
+A step takes the same time whatever the weights are. The tokenizer is the default model's own, which
+is fetched if it is not in the cache.
 """
 
 from __future__ import annotations

@@ -645,6 +645,17 @@ def test_a_stream_has_one_answer(llm):
 # Closing --------------------------------------------------------------------------------------------------------------
 
 
+def test_sizes_beyond_all_bounds_are_named(path):
+    for options in ({"num_blocks": 10**20}, {"block_size": 10**20}, {"num_blocks": 2**20, "block_size": 2**20}):
+        with pytest.raises(ParameterError, match="found"):
+            LLM(path, **options)
+
+
+def test_decode_speed_counts_gaps_between_tokens_of_an_answer(llm):
+    one = llm.generate("a", SamplingParams(max_tokens=1, n=8, temperature=1))[0].metrics
+    assert (one.num_generated_tokens, one.decode_tokens_per_second) == (8, None)
+
+
 def test_close_may_be_called_twice(path):
     with LLM(path) as llm:
         assert llm.generate("a", GREEDY)[0].text is not None

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rvllm import LLM, SamplingParams
+from rvllm import LLM, SamplingParams, hub
+from rvllm.bench import subject_of
 from rvllm.block_pool import BlockPool
 from rvllm.device import describe_device, processor_name
 from rvllm.engine import Engine
@@ -102,6 +103,7 @@ def together(llm: LLM, count: int) -> dict[str, Any]:
 
 def measure(model: str, device: str) -> dict[str, Any]:
     """Everything, as one record."""
+    subject = subject_of(hub.resolve(model))
     with LLM(model, device=device) as llm:
         llm.generate(list(range(100, 628)), SamplingParams(max_tokens=4))  # warm up
         hits = [prefix_hit(llm, n) for n in ((512,) if device == "cpu" else (512, 4096))]
@@ -117,7 +119,7 @@ def measure(model: str, device: str) -> dict[str, Any]:
         "processor": processor_name(),
         "date": datetime.date.today().isoformat(),
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "model": {"name": "SmolLM2-135M-Instruct", "type": "Q4_1 as float32"},
+        "model": {"name": subject.name, "type": subject.type},
         "host_step": host,
         "prefix_hit": hits,
         "together": batches,
