@@ -32,7 +32,7 @@ import numpy as np
 
 from rvllm.block_pool import blocks_needed
 from rvllm.config import LlamaConfig
-from rvllm.device import describe_device, resolve_device
+from rvllm.device import describe_device, device_index, gpu_memory, resolve_device
 from rvllm.engine import EngineMetrics
 from rvllm.errors import RvllmError
 from rvllm.gguf import GGUFFile
@@ -237,19 +237,12 @@ def memory_in_use(device: str) -> int | None:
     None where the system does not tell (it is read from /proc).
     """
     if device.startswith("cuda"):
-        cupy = import_module("cupy")
-        with cupy.cuda.Device(device_index(device)):
-            free, total = cupy.cuda.runtime.memGetInfo()
-        return int(total - free)
+        free, total = gpu_memory(device)
+        return total - free
     with suppress(OSError):
         if match := re.search(r"^RssAnon:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE):
             return int(match[1]) * 1024
     return None
-
-
-def device_index(device: str) -> int:
-    """1 of `cuda:1`, 0 of `cuda`."""
-    return int(device.partition(":")[2] or 0)
 
 
 def release_memory(device: str) -> None:

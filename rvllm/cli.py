@@ -205,8 +205,7 @@ def _load(arguments: argparse.Namespace) -> LLM:
     from rvllm import LLM
 
     # One text at a time: a cache for one context, and not for as many as fit.
-    options = {"max_model_len": arguments.max_model_len, "max_num_seqs": 1}
-    return LLM(model=arguments.model, device=arguments.device, **options)
+    return LLM(model=arguments.model, device=arguments.device, max_model_len=arguments.max_model_len, max_num_seqs=1)
 
 
 # generate

@@ -58,7 +58,7 @@ def describe_device(device: str = "auto") -> str:
     name = resolve_device(device)
     if name.startswith("cuda"):
         cupy = importlib.import_module("cupy")
-        return str(cupy.cuda.runtime.getDeviceProperties(int(name.partition(":")[2] or 0))["name"].decode())
+        return str(cupy.cuda.runtime.getDeviceProperties(device_index(name))["name"].decode())
     return f"cpu ({processor_name()})"
 
 
@@ -180,13 +180,23 @@ def processor_name() -> str:
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 
+def device_index(device: str) -> int:
+    """1 of `cuda:1`, 0 of `cuda`."""
+    return int(device.partition(":")[2] or 0)
+
+
+def gpu_memory(device: str) -> tuple[int, int]:
+    """Bytes of a GPU: free, and in all."""
+    cupy = importlib.import_module("cupy")
+    with cupy.cuda.Device(device_index(device)):
+        free, total = cupy.cuda.runtime.memGetInfo()
+    return int(free), int(total)
+
+
 def free_memory(device: str) -> int:
     """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown)."""
     if device.startswith("cuda"):
-        cupy = importlib.import_module("cupy")
-        index = int(device.partition(":")[2] or 0)
-        with cupy.cuda.Device(index):
-            return int(cupy.cuda.runtime.memGetInfo()[0])
+        return gpu_memory(device)[0]
     try:
         match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:

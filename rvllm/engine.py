@@ -237,9 +237,7 @@ class Engine:
         answers: list[Any] = list(self.scheduler.running)
         for answer in answers:
             if answer.output.finish_reason is not None:  # it had met its end when the step failed
-                self.scheduler.finish(answer)
-                if answer.request.finished:
-                    self.requests.pop(answer.request.request_id, None)
+                self._take_out(answer)
             else:
                 answer.state.rewind()
         self.scheduler.restart()
@@ -259,17 +257,18 @@ class Engine:
         now, finished = time.perf_counter(), []
         for answer, token in zip(answers, sampled, strict=True):
             answer.append(token, now)
-            if answer.output.finish_reason is not None:
-                self.scheduler.finish(answer)
-                if answer.request.finished:
-                    finished.append(self.requests.pop(answer.request.request_id))
+            if answer.output.finish_reason is not None and (request := self._take_out(answer)):
+                finished.append(request)
         return finished
 
+    def _take_out(self, answer: Any) -> Request | None:
+        """An answer has met its end; returns its request if that was the last of its answers."""
+        self.scheduler.finish(answer)
+        return self.requests.pop(answer.request.request_id, None) if answer.request.finished else None
+
     def _count(self, schedule: Schedule, num_sampled: int, times: list[float]) -> None:
-        metrics, (schedule_s, forward_s, sample_s, output_s) = (
-            self.metrics,
-            (b - a for a, b in itertools.pairwise(times)),
-        )
+        metrics = self.metrics
+        schedule_s, forward_s, sample_s, output_s = (b - a for a, b in itertools.pairwise(times))
         metrics.num_steps += 1
         metrics.num_computed_tokens += len(schedule.step.token_ids)
         metrics.num_generated_tokens += num_sampled

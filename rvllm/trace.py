@@ -40,13 +40,12 @@ class Trace:
         engine.on_step = self._record
 
     def _record(self, schedule: Schedule, start: float) -> None:
-        work = dict(zip(map(_label, schedule.sequences), schedule.num_new_tokens, strict=True))
-        computed = {_label(s): (s.num_computed_tokens, work[_label(s)]) for s in schedule.sequences}
+        counted = zip(schedule.sequences, schedule.num_new_tokens, strict=True)
         self.steps.append(
             StepRecord(
                 start=start - self._begin,
                 end=time.perf_counter() - self._begin,
-                computed=computed,
+                computed={_label(s): (s.num_computed_tokens, n) for s, n in counted},
                 prompts={_label(s): s.num_prompt_tokens for s in schedule.sequences},
                 block_tables={_label(s): list(s.block_table) for s in self._scheduler.running},
                 cached_blocks=[block for block in range(self.num_blocks) if self._scheduler.prefix_cache.holds(block)],

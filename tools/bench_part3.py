@@ -7,9 +7,7 @@ computes nothing. What a prefix hit saves, and what running requests together ga
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -18,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from rvllm import LLM, SamplingParams, hub
-from rvllm.bench import subject_of
+from rvllm.bench import about, subject_of, write_record
 from rvllm.block_pool import BlockPool
-from rvllm.device import describe_device, processor_name
+from rvllm.device import processor_name
 from rvllm.engine import Engine
 from rvllm.prefix_cache import PrefixCache
 from rvllm.scheduler import Scheduler
@@ -111,19 +109,8 @@ def measure(model: str, device: str) -> dict[str, Any]:
     with LLM(model, device=device, enable_prefix_caching=False) as llm:
         llm.generate([[5] * 20] * 8, SamplingParams(max_tokens=4))
         batches = together(llm, 32)
-    return {
-        "engine": "rvllm",
-        "device": device,
-        "variant": "numpy" if device == "cpu" else "f32",
-        "card": describe_device(device),
-        "processor": processor_name(),
-        "date": datetime.date.today().isoformat(),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "model": {"name": subject.name, "type": subject.type},
-        "host_step": host,
-        "prefix_hit": hits,
-        "together": batches,
-    }
+    measured = {"processor": processor_name(), "host_step": host, "prefix_hit": hits, "together": batches}
+    return about(subject, device) | measured
 
 
 def main() -> None:
@@ -136,7 +123,7 @@ def main() -> None:
     record = measure(arguments.model, arguments.device)
     print(json.dumps(record, indent=1))
     if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(record, arguments.json)
 
 
 if __name__ == "__main__":

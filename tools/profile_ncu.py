@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rvllm.bench import about, subject_of
+from rvllm.bench import about, subject_of, write_record
 from rvllm.block_pool import BlockPool, grow_table
 from rvllm.cuda_model import CudaModel
 from rvllm.gguf import GGUFFile
@@ -98,8 +98,9 @@ def main() -> None:
     version = subprocess.run(["ncu", "--version"], capture_output=True, text=True, check=True).stdout.split()[-2:]
     record = about(subject_of(path, title), "cuda") | {"ncu": " ".join(version)}
     record["profiles"] = [counters(path, batch) for batch in (1, 32)]
-    text = json.dumps(record, indent=1) + "\n"
-    print(text) if arguments.json is None else arguments.json.write_text(text)
+    print(json.dumps(record, indent=1))
+    if arguments.json:
+        write_record(record, arguments.json)
 
 
 if __name__ == "__main__":
