@@ -35,12 +35,15 @@ from rvllm.config import LlamaConfig
 from rvllm.device import describe_device, device_index, gpu_memory, resolve_device
 from rvllm.engine import EngineMetrics
 from rvllm.errors import RvllmError
+from rvllm.fast_model import WIDE
 from rvllm.gguf import GGUFFile
+from rvllm.half_cache import PAGE, HalfKVCache, half_bytes_per_block
 from rvllm.kv_cache import bytes_per_block
 from rvllm.llm import LLM
 from rvllm.runtime import Runtime
 from rvllm.sampling import SamplingParams
 from rvllm.tokenizer import Tokenizer
+from rvllm.variants import PACKED, choose_variant
 
 Record = dict[str, Any]
 Clock = Callable[[], float]
@@ -188,16 +191,19 @@ def spread(samples: Record) -> float:
     return (max(total) - min(total)) / statistics.median(total)
 
 
-def weight_bytes(model: Any) -> int:
-    """Bytes of weights that a decode step reads: all arrays that a model and its layers hold.
+def weight_bytes(model: Any, batch: int = 1) -> int:
+    """Bytes of weights that a decode step reads: those of the layers, the last norm and the output matrix.
 
-    A tied matrix counts once. An embedding table of its own does not count: a step looks up a few of its rows.
+    An embedding table of its own does not count: a step looks up a few of its rows. The fast model reads packed tiles,
+    or for many sequences its copies in half precision.
     """
-    arrays = {id(a): a for part in (model, *model.layers) for a in vars(part).values() if hasattr(a, "nbytes")}
-    table = getattr(model, "token_embd", None)
-    if table is not model.output:
-        arrays.pop(id(table), None)
-    return sum(array.nbytes for array in arrays.values())
+    if batch > WIDE and getattr(model, "can_be_wide", False):
+        arrays = [array for layer in model.half_layers for array in vars(layer).values()] + [model.half_output]
+    else:
+        values = [value for layer in model.layers for value in vars(layer).values()] + [model.output]
+        arrays = [getattr(value, "tiles", value) for value in values]
+    distinct = {id(array): array for array in [*arrays, model.output_norm] if hasattr(array, "nbytes")}
+    return sum(array.nbytes for array in distinct.values())
 
 
 def bytes_per_step(model: Any, batch: int, context: int) -> int:
@@ -205,7 +211,9 @@ def bytes_per_step(model: Any, batch: int, context: int) -> int:
 
     `context`: tokens of each sequence in the cache. What a model copies on top of that is its own affair.
     """
-    return weight_bytes(model) + batch * context * bytes_per_block(model.config, block_size=1)
+    has_halfs = isinstance(getattr(model, "cache", None), HalfKVCache)
+    per_token = half_bytes_per_block(model.config) // PAGE if has_halfs else bytes_per_block(model.config, block_size=1)
+    return weight_bytes(model, batch) + batch * context * per_token
 
 
 def read_bandwidth(device: str, n_bytes: int = 1 << 30) -> float:
@@ -293,6 +301,8 @@ class Subject:
     name: str
     type: str
     sha256: str
+    variant: str | None = None
+    exact: bool = False
 
     def check_context(self, wanted: int) -> None:
         """BenchError if the model's context is shorter than prompt and answer."""
@@ -301,23 +311,27 @@ class Subject:
             raise BenchError(f"prompt and generated tokens: found {wanted} together; allowed: {limit}, the context")
 
 
-def subject_of(path: Path, random_name: str | None = None) -> Subject:
-    """Describe a model file. `random_name`: what to call a file of random weights, whose hash says nothing."""
+def subject_of(path: Path, random_name: str | None = None, variant: str | None = None, exact: bool = False) -> Subject:
+    """Describe a model file. `random_name`: what to call a file of random weights, whose hash says nothing.
+
+    variant, exact: which model runs it, as for LLM.
+    """
     file = GGUFFile(path)
     sizes: dict[str, int] = {}
     for info in file.tensors.values():
         sizes[info.type_name] = sizes.get(info.type_name, 0) + info.nbytes
     main = max(sizes, key=lambda name: sizes[name])
-    type_ = main if main == "F32" else f"{main} as float32"
     if random_name:
-        return Subject(path, random_name, type_, "random")
+        return Subject(path, random_name, main, "random", variant, exact)
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return Subject(path, path.stem.removesuffix(f".{main}"), type_, digest)
+    return Subject(path, path.stem.removesuffix(f".{main}"), main, digest, variant, exact)
 
 
 def about(subject: Subject, device: str) -> Record:
     """What a record begins with: who was measured, on what, when, with what."""
+    variant, _ = choose_variant(subject.variant, device, GGUFFile(subject.path), PAGE)
+    type_ = subject.type if variant in PACKED or subject.type == "F32" else f"{subject.type} as float32"
     return {
         "engine": "rvllm",
         "device": device,
@@ -325,8 +339,9 @@ def about(subject: Subject, device: str) -> Record:
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "versions": versions(device),
-        "model": {"name": subject.name, "type": subject.type, "sha256": subject.sha256},
-        "variant": "numpy" if device == "cpu" else "f32",
+        "model": {"name": subject.name, "type": type_, "sha256": subject.sha256},
+        "variant": variant,
+        "exact": subject.exact,
     }
 
 
@@ -397,6 +412,8 @@ def open_llm(
     llm = LLM(
         subject.path,
         device,
+        subject.variant,
+        subject.exact,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

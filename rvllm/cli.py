@@ -156,6 +156,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or emulator (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write all numbers there, each single sample among them")
+    _add_variant_options(add)
     add = parser.add_argument_group("batches of equal requests (the default)").add_argument
     add("--batch", metavar="N,N,...", help="how many run together (default: 1,4,8)")
     add("--prompt-tokens", type=int, metavar="N", help="(default: 128)")
@@ -174,6 +175,13 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--model", default="smollm2-135m", help=f"{MODEL_HELP} (default: %(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or emulator (default: %(default)s)")
     add("--max-model-len", type=int, metavar="N", help="tokens of context (default: the model's own)")
+    _add_variant_options(add)
+
+
+def _add_variant_options(add: Any) -> None:
+    names = "f32, workspace, quantised, paged_attention, fused or graph"
+    add("--variant", metavar="NAME", help=f"which model of part IV runs on a GPU: {names} (default: the fastest)")
+    add("--exact", action="store_true", help="products as accurate as float32's at any batch size, slower")
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -205,7 +213,14 @@ def _load(arguments: argparse.Namespace) -> LLM:
     from rvllm import LLM
 
     # One text at a time: a cache for one context, and not for as many as fit.
-    return LLM(model=arguments.model, device=arguments.device, max_model_len=arguments.max_model_len, max_num_seqs=1)
+    return LLM(
+        model=arguments.model,
+        device=arguments.device,
+        variant=arguments.variant,
+        exact=arguments.exact,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=1,
+    )
 
 
 # generate
@@ -500,6 +515,7 @@ def _bench_subject(arguments: argparse.Namespace) -> Subject:
     from rvllm.hub import resolve
     from rvllm.random_weights import random_weights
 
+    own = {"variant": arguments.variant, "exact": arguments.exact}
     if arguments.random_weights is None:
-        return subject_of(resolve(arguments.model))
-    return subject_of(*random_weights(arguments.random_weights))
+        return subject_of(resolve(arguments.model), **own)
+    return subject_of(*random_weights(arguments.random_weights), **own)

@@ -59,7 +59,8 @@ class Answer(Sequence):
         num_tokens = len(output.token_ids) + 1
         piece = "" if ended else self._show(self._decoder.push(token_id), num_tokens)
         self._last_token_time = self.request.count_token(now, self._last_token_time)
-        self.token_ids.append(token_id)
+        place = self.num_prompt_tokens + len(output.token_ids)
+        self.token_ids[place : place + 1] = [token_id]  # at the end, or in the place kept for it (part IV)
         output.token_ids.append(token_id)
         output.text += piece
         if output.logprobs is not None and sampled.logprobs is not None:
@@ -70,6 +71,11 @@ class Answer(Sequence):
             output.finish_reason = "length"
         if output.finish_reason and not self._stop.stopped:
             output.text += self._show(self._decoder.finish(), num_tokens) + self._stop.finish()
+
+    def rewind(self) -> None:
+        """Forget what did not come out: places kept for tokens, and random numbers."""
+        del self.token_ids[self.num_prompt_tokens + len(self.output.token_ids) :]
+        self.state.rewind()
 
     def _show(self, text: str, num_tokens: int) -> str:
         """Text that can't be the beginning of a stop text; before `min_tokens` stop texts are not looked for."""
@@ -222,35 +228,36 @@ class Engine:
         if schedule is None:
             return []
         times.append(time.perf_counter())
-        logits = self.model.forward(schedule.step, self.cache)
-        times.append(time.perf_counter())
-        answers, sampled = self._sample(schedule, logits)
-        times.append(time.perf_counter())
+        answers, sampled = self._compute(schedule, times)
         self.on_step(schedule, times[0])
         self.scheduler.update(schedule)
         finished = self._hand_out(answers, sampled)
         times.append(time.perf_counter())
-        self._count(schedule, len(sampled), times)
+        self._count(len(schedule.step.token_ids), len(sampled), times)
         return finished
 
+    def _compute(self, schedule: Schedule, times: list[float]) -> tuple[list[Any], list[Sampled]]:
+        """The answers that get a token in this step, and their tokens; others wait for more chunks of their prompt.
+
+        `times` gets the moments when logits and tokens are there.
+        """
+        logits = self.model.forward(schedule.step, self.cache)
+        times.append(time.perf_counter())
+        rows = schedule.sampled_rows
+        answers: list[Any] = [schedule.sequences[row] for row in rows]
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        sampled = sample(chosen, [answer.state for answer in answers]) if rows else []
+        times.append(time.perf_counter())
+        return answers, sampled
+
     def _start_over(self) -> None:
-        answers: list[Any] = list(self.scheduler.running)
+        answers: list[Any] = [*self.scheduler.running, *self.scheduler.waiting]
         for answer in answers:
             if answer.output.finish_reason is not None:  # it had met its end when the step failed
                 self._take_out(answer)
             else:
-                answer.state.rewind()
+                answer.rewind()
         self.scheduler.restart()
-
-    def _sample(self, schedule: Schedule, logits: NDArray[np.float32]) -> tuple[list[Any], list[Sampled]]:
-        """The next token of each sequence whose last known token this step computes; others wait for more chunks."""
-        counted = zip(schedule.sequences, schedule.num_new_tokens, strict=True)
-        rows = [row for row, (sequence, n) in enumerate(counted) if sequence.num_uncomputed_tokens == n]
-        answers: list[Any] = [schedule.sequences[row] for row in rows]
-        if not rows:
-            return [], []
-        chosen = logits if len(rows) == len(logits) else logits[rows]
-        return answers, sample(chosen, [answer.state for answer in answers])
 
     def _hand_out(self, answers: list[Any], sampled: list[Sampled]) -> list[Request]:
         """Give every answer its token; take those out that met their end."""
@@ -266,11 +273,11 @@ class Engine:
         self.scheduler.finish(answer)
         return self.requests.pop(answer.request.request_id, None) if answer.request.finished else None
 
-    def _count(self, schedule: Schedule, num_sampled: int, times: list[float]) -> None:
+    def _count(self, num_computed: int, num_sampled: int, times: list[float]) -> None:
         metrics = self.metrics
         schedule_s, forward_s, sample_s, output_s = (b - a for a, b in itertools.pairwise(times))
-        metrics.num_steps += 1
-        metrics.num_computed_tokens += len(schedule.step.token_ids)
+        metrics.num_steps += num_computed > 0
+        metrics.num_computed_tokens += num_computed
         metrics.num_generated_tokens += num_sampled
         metrics.num_cached_tokens = self.scheduler.num_cached_tokens
         metrics.num_preemptions = self.scheduler.num_preemptions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -19,24 +20,22 @@ from tqdm import tqdm
 from rvllm import hub
 from rvllm.block_pool import BlockPool, blocks_needed
 from rvllm.config import LlamaConfig
-from rvllm.cpu_model import CpuModel
-from rvllm.cuda_model import CudaModel
+from rvllm.cpu_model import read_config
 from rvllm.device import free_memory, resolve_device
 from rvllm.engine import Engine, Request
 from rvllm.errors import RvllmError
 from rvllm.gguf import GGUFFile
-from rvllm.kv_cache import DeviceKVCache, PagedKVCache, bytes_per_block
 from rvllm.outputs import RequestOutput
 from rvllm.prefix_cache import PrefixCache
-from rvllm.runtime import Runtime
 from rvllm.sampling import ParameterError, SamplingParams
 from rvllm.scheduler import Scheduler
 from rvllm.tokenizer import Messages, Tokenizer
 from rvllm.trace import Trace
+from rvllm.variants import Sizes, cache_bytes_per_block, choose_variant, make_runner
 
 Prompt = str | SequenceOf[int]
-# Part of the free memory that the KV cache may take. A GPU keeps room for the first CUDA model, which pads prompts and
-# gathers keys and values; in main memory a page costs nothing before it is written.
+# Part of the free memory that the KV cache may take. A GPU keeps room for weights, workspace, and the first CUDA model,
+# which pads prompts and gathers keys and values; in main memory a page costs nothing before it is written.
 CACHE_SHARE = {"cuda": 0.5, "cpu": 0.25, "emulator": 0.25}
 
 
@@ -91,6 +90,8 @@ class LLM:
 
     model: `smollm2-135m`, `smollm2-360m`, a path to a GGUF file, or `owner/repo/file.gguf` on the Hugging Face hub.
     device: "auto" (a GPU where one works, else the CPU), "cpu", "cuda", "cuda:1", or "emulator" (slow: for looking).
+    variant: which of part IV's models runs on a GPU, see `rvllm.variants`; None: the fast one where it covers the
+    file, else, with a warning, the plain one.   exact: products as accurate as float32's at any batch size, slower.
     block_size: tokens of a cache block.   num_blocks: of the KV cache; None: by free memory, enough for one sequence
     of max_model_len at least.   max_model_len: most tokens of a prompt and its answer together; None: the model's own
     limit. A smaller cache lowers it.
@@ -105,6 +106,8 @@ class LLM:
         self,
         model: str | Path = "smollm2-135m",
         device: str = "auto",
+        variant: str | None = None,
+        exact: bool = False,
         block_size: int = 16,
         num_blocks: int | None = None,
         max_model_len: int | None = None,
@@ -121,19 +124,24 @@ class LLM:
         self.device = resolve_device(device)
         file = GGUFFile(hub.resolve(model))
         self.tokenizer = Tokenizer(file.metadata)
-        runner: Any = CpuModel(file) if self.device == "cpu" else CudaModel(file, Runtime(self.device, "fast"))
-        self.config: LlamaConfig = runner.config
+        self.config: LlamaConfig = read_config(file)
+        self.variant, remark = choose_variant(variant, self.device, file, block_size)
+        if remark:
+            warnings.warn(remark, stacklevel=2)
         wanted_len = _context(self.config, max_model_len)
         if num_blocks is None:
-            num_blocks = default_num_blocks(self.config, self.device, block_size, wanted_len, max_num_seqs)
+            block_bytes = cache_bytes_per_block(self.variant, self.config, block_size)
+            num_blocks = default_num_blocks(block_bytes, self.device, block_size, wanted_len, max_num_seqs)
         if not 2 <= num_blocks * block_size < MAX_SLOTS:
             found = f"num_blocks: found {num_blocks} of {block_size} tokens"
             raise ParameterError(f"{found}; allowed: room for 2 at least, and for fewer than {MAX_SLOTS}")
-        cache = _kv_cache(runner, self.device, num_blocks, block_size)
+        sizes = Sizes(block_size, num_blocks, wanted_len, max_num_seqs, max_num_batched_tokens)
+        runner = make_runner(self.variant, self.device, file, sizes, exact)
         pool = BlockPool(num_blocks, block_size)
         prefix_cache = PrefixCache(pool) if enable_prefix_caching else None
-        scheduler = Scheduler(pool, max_num_seqs, max_num_batched_tokens, prefix_cache)
-        self.engine = Engine(runner, cache, self.tokenizer, scheduler, self.config.vocab_size, wanted_len)
+        scheduler = Scheduler(pool, runner.max_num_seqs, runner.max_num_batched_tokens, prefix_cache)
+        vocab_size = self.config.vocab_size
+        self.engine = runner.engine(runner.model, runner.cache, self.tokenizer, scheduler, vocab_size, wanted_len)
         self.trace = Trace(self.engine) if trace else None
 
     def __enter__(self) -> LLM:
@@ -236,17 +244,11 @@ class LLM:
                     bar.update(len(done))
 
 
-def default_num_blocks(config: LlamaConfig, device: str, block_size: int, max_model_len: int, max_num_seqs: int) -> int:
+def default_num_blocks(block_bytes: int, device: str, block_size: int, max_model_len: int, max_num_seqs: int) -> int:
     """Cache blocks by free memory: for `max_num_seqs` sequences of full length at most, for one at least."""
     one = blocks_needed(max_model_len, block_size)
     budget = free_memory(device) * CACHE_SHARE[device.partition(":")[0]]
-    return max(one, min(one * max_num_seqs, int(budget) // bytes_per_block(config, block_size)))
-
-
-def _kv_cache(model: Any, device: str, num_blocks: int, block_size: int) -> PagedKVCache | DeviceKVCache:
-    if device == "cpu":
-        return PagedKVCache(model.config, num_blocks, block_size)
-    return DeviceKVCache(model.rt, model.config, num_blocks, block_size)
+    return max(one, min(one * max_num_seqs, int(budget) // block_bytes))
 
 
 def _context(config: LlamaConfig, wanted: Any) -> int:

@@ -49,18 +49,19 @@ SHAPES = {
     "360M": Shape(960, 2560, 32, 15, 5),
     "135M": Shape(576, 1536, 30, 9, 3),
     "tiny": Shape(64, 128, 2, 4, 2),
+    "small": Shape(192, 160, 2, 3, 1),  # heads of 64, as part IV's kernels want them
 }
 
 
 def random_weights(name: str) -> tuple[Path, str]:
     """A GGUF file with the shapes of SmolLM2 `name` in Q8_0, written once into the cache; and what to call it.
 
-    name: 360M, 135M, or tiny (2 layers of width 64).   Raises RandomWeightsError, CacheError, and what fetching the
-    default model may raise: its tokenizer is needed.
+    name: 360M, 135M, tiny (2 layers of width 64), or small (2 of width 192).   Raises RandomWeightsError, CacheError,
+    and what fetching the default model may raise: its tokenizer is needed.
     """
     if name not in SHAPES:
         raise RandomWeightsError(f"random weights: found {name!r}; allowed: {', '.join(SHAPES)}")
-    title = "tiny" if name == "tiny" else f"SmolLM2-{name}"
+    title = name if name in ("tiny", "small") else f"SmolLM2-{name}"
     source, shape = GGUFFile(hub.resolve(hub.SMOLLM2_135M.name)), SHAPES[name]
     key = (FORMAT, shape, hub.SMOLLM2_135M.sha256)
     return cached("random_weights", key, ".gguf", lambda path, _: write(path, title, shape, source)), title

@@ -11,7 +11,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import resources, util
@@ -28,6 +28,7 @@ from rvllm.errors import RvllmError
 
 Array = Any  # numpy.ndarray on the emulator, cupy.ndarray on a GPU; both have shape, dtype, reshape, slices
 Size = int | tuple[int, ...]
+Defines = Mapping[str, int | str]
 
 
 class NoGpuError(DeviceError):
@@ -56,6 +57,14 @@ def without_comments(source: str) -> str:
     return re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
 
 
+def with_defines(source: str, filename: str, defines: Defines) -> str:
+    """The text after a `#define` for each macro, its lines numbered as before."""
+    if not defines:
+        return source
+    macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return f'{macros}#line 1 "{filename}"\n{source}'
+
+
 def headers_of(source: str) -> dict[str, str]:
     """The project's headers that a source includes, directly or through another header: name -> text."""
     include = re.compile(r'#\s*include\s*"(\w+\.cuh)"')
@@ -75,6 +84,7 @@ DTYPES: dict[str, Any] = {
     "unsigned": np.uint32,
     "unsigned char": np.uint8,
     "half": np.float16,
+    "unsigned long long": np.uint64,
 }
 
 
@@ -155,6 +165,22 @@ class Compiled(Protocol):
         """Start it."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A launch with its arguments in the kernel's own types. Call it to start it; the arrays in it stay alive."""
+
+    name: str
+    kernel: Compiled
+    grid: Size
+    block: Size
+    args: Sequence[Any]
+    shared: int = 0
+    cooperative: bool = False
+
+    def __call__(self) -> None:
+        self.kernel(self.grid, self.block, self.args, self.shared, self.cooperative)
+
+
 class EmulatorBackend:
     """Kernels compiled by g++ and run on the CPU. Arrays are NumPy's."""
 
@@ -165,6 +191,8 @@ class EmulatorBackend:
         if not works:
             raise emulator.CompilerMissingError(reason)
         self.xp, self._runtime, self._mode = np, runtime, mode
+        # As small as it gets: every block costs time.
+        self.compute_capability, self.multiprocessors, self.max_shared = 80, 2, 64 * 1024
         self.name = f"emulator, {mode} mode"
 
     def compile(self, source: str, kernel: str) -> Compiled:
@@ -197,10 +225,38 @@ def include_paths() -> list[str]:
     return list(dict.fromkeys(str(path) for path in candidates if (path / "cuda_fp16.h").is_file()))
 
 
+SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel gets without asking
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class CudaKernel:
+    """A kernel on a GPU; started on the current stream. `function.ptr` is what CUDA's driver calls it."""
+
+    def __init__(self, xp: Any, device: Any, module: Any, function: Any) -> None:
+        # A function outlives its module only if somebody holds the module.
+        self._xp, self._device, self._module, self.function = xp, device, module, function
+        self._shared = SHARED_BY_DEFAULT
+
+    def __call__(self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
+        self.allow_shared(shared)
+        with self._device:
+            self.function(_triple(grid), _triple(block), tuple(args), shared, enable_cooperative_groups=cooperative)
+
+    def allow_shared(self, shared: int) -> None:
+        """More dynamic shared memory than every kernel may have must be asked for."""
+        if shared > self._shared:
+            self.set_attribute(MAX_DYNAMIC_SHARED, shared)
+            self._shared = shared
+
+    def set_attribute(self, attribute: int, value: int) -> None:
+        """A CU_FUNC_ATTRIBUTE of the kernel."""
+        self._xp.cuda.driver.funcSetAttribute(self.function.ptr, attribute, value)
+
+
 class CudaBackend:
     """Kernels compiled by NVRTC for the device's own compute capability. Arrays are CuPy's."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, arch: str | None) -> None:
         available = cuda_available()
         if not available.ok:
             raise NoGpuError(f"{available.reason}. {available.remedy}".strip(". ") + ".")
@@ -211,8 +267,12 @@ class CudaBackend:
             raise NoGpuError(f"cuda:{index}: found {count} GPU(s); allowed: cuda:0 to cuda:{count - 1}")
         self.xp, self._device = cupy, cupy.cuda.Device(index)
         self.array_type = cupy.ndarray
-        self._modules: list[Any] = []  # a function outlives its module only if somebody holds the module
         card = cupy.cuda.runtime.getDeviceProperties(index)
+        # Code for an older card comes as PTX, which the driver translates: machine code would not run.
+        self.multiprocessors: int = card["multiProcessorCount"]
+        self.max_shared: int = card["sharedMemPerBlockOptin"]
+        self._arch, self._as_ptx = arch or self._device.compute_capability, arch is not None
+        self.compute_capability = int(self._arch)
         self.name = f"{card['name'].decode()}, compute capability {card['major']}.{card['minor']}"
 
     def compile(self, source: str, kernel: str) -> Compiled:
@@ -220,17 +280,11 @@ class CudaBackend:
         module = self.xp.cuda.function.Module()
         with self._device:
             module.load(self._cubin(source, kernel))
-        self._modules.append(module)
-        function = module.get_function(kernel)
-
-        def call(grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
-            with self._device:
-                function(_triple(grid), _triple(block), tuple(args), shared, enable_cooperative_groups=cooperative)
-
-        return call
+        return CudaKernel(self.xp, self._device, module, module.get_function(kernel))
 
     def _cubin(self, source: str, kernel: str) -> bytes:
-        arch, paths, headers = f"sm_{self._device.compute_capability}", include_paths(), headers_of(source)
+        arch = f"{'compute' if self._as_ptx else 'sm'}_{self._arch}"
+        paths, headers = include_paths(), headers_of(source)
         version = self.xp.cuda.nvrtc.getVersion()
         options = (f"--gpu-architecture={arch}", "-std=c++17")
 
@@ -247,6 +301,9 @@ class CudaBackend:
         program = nvrtc.createProgram(source, f"{kernel}.cu", texts, names)
         try:
             nvrtc.compileProgram(program, (*options, *(f"-I{path}" for path in paths)))
+            if self._as_ptx:
+                ptx = nvrtc.getPTX(program)  # text in some versions of CuPy, bytes in others
+                return (ptx.encode() if isinstance(ptx, str) else bytes(ptx)) + b"\0"
             return bytes(nvrtc.getCUBIN(program))
         except nvrtc.NVRTCError:
             hint = "" if paths else "no CUDA headers found: set CUDA_PATH, or pip install nvidia-cuda-runtime-cu12"
@@ -275,12 +332,14 @@ class Runtime:
 
     device: "cuda", "cuda:1", "emulator", or "auto" (a GPU where one works, else the emulator).
     mode: of the emulator: "check" watches every memory access, "fast" does not.
+    arch: compile for another compute capability than the card's own, such as "75": to try a T4's code elsewhere.
     Attributes, emulator only: `reverse` runs threads backwards, `timeout` in seconds of CPU time, `counting` fills
-    `counters` at each launch.   `is_cuda`, `name`: which device it is.
+    `counters` at each launch.   `is_cuda`, `name`, `compute_capability` (90 for 9.0), `multiprocessors`, `max_shared`
+    (bytes a block may ask for): of the card, or of what kernels are compiled for.
     Raises NoGpuError, CompilerMissingError.
     """
 
-    def __init__(self, device: str = "auto", mode: str = "check") -> None:
+    def __init__(self, device: str = "auto", mode: str = "check", arch: str | None = None) -> None:
         if device == "auto":
             device = "cuda" if cuda_available().ok else "emulator"
         match = re.fullmatch(r"emulator|cuda(?::([0-9]+))?", device) if isinstance(device, str) else None
@@ -290,9 +349,12 @@ class Runtime:
         self.is_cuda = device.startswith("cuda")
         self.reverse, self.timeout, self.counting = False, 60.0, False
         self.counters: emulator.Counters | None = None
-        self._backend: Any = CudaBackend(int(match[1] or 0)) if self.is_cuda else EmulatorBackend(self, mode)
+        self._backend: Any = CudaBackend(int(match[1] or 0), arch) if self.is_cuda else EmulatorBackend(self, mode)
         self.name: str = self._backend.name
-        self._kernels: dict[str, tuple[list[Parameter], Compiled]] = {}
+        self.compute_capability: int = self._backend.compute_capability
+        self.multiprocessors: int = self._backend.multiprocessors
+        self.max_shared: int = self._backend.max_shared
+        self._kernels: dict[tuple[Any, ...], tuple[list[Parameter], Compiled]] = {}
         self._live: dict[str, str] = {}
 
     def on_device(self) -> AbstractContextManager[Any]:
@@ -325,32 +387,57 @@ class Runtime:
         """Wait for the device."""
         self._backend.synchronize()
 
-    def kernel(self, name: str) -> tuple[list[Parameter], Compiled]:
-        """Parameters and compiled form of the kernel `name` in `name.cu`; compiled once, until a cell changes."""
+    def kernel(self, name: str, defines: Defines | None = None) -> tuple[list[Parameter], Compiled]:
+        """Parameters and compiled form of the kernel `name` in `name.cu`; compiled once, until a cell changes.
+
+        defines: macros that the text leaves open, such as sizes that its loops are unrolled for.
+        """
         if self._live != LIVE_SOURCES:
             self._live = dict(LIVE_SOURCES)
             self._kernels.clear()
-        if name not in self._kernels:
+        key = (name, *sorted((defines or {}).items()))
+        if key not in self._kernels:
             source = source_text(f"{name}.cu")
-            self._kernels[name] = parameters_of(source, name), self._backend.compile(source, name)
-        return self._kernels[name]
+            defined = with_defines(source, f"{name}.cu", defines or {})
+            self._kernels[key] = parameters_of(source, name), self._backend.compile(defined, name)
+        return self._kernels[key]
 
     def launch(
-        self, name: str, grid: Size, block: Size, args: Sequence[Any], shared: int = 0, cooperative: bool = False
+        self,
+        name: str,
+        grid: Size,
+        block: Size,
+        args: Sequence[Any],
+        shared: int = 0,
+        cooperative: bool = False,
+        defines: Defines | None = None,
     ) -> None:
         """Start a kernel. `args` are checked against its signature; Python numbers become the declared C type.
 
-        grid, block: x, or (x, y[, z]).   shared: bytes of dynamic shared memory.
+        grid, block: x, or (x, y[, z]).   shared: bytes of dynamic shared memory.   defines: see `kernel`.
         Raises KernelArgumentError, CompileError, and on the emulator EmulatorError for what the kernel does wrong.
         """
-        parameters, compiled = self.kernel(name)
+        self.prepare(name, grid, block, args, shared, cooperative, defines)()
+
+    def prepare(
+        self,
+        name: str,
+        grid: Size,
+        block: Size,
+        args: Sequence[Any],
+        shared: int = 0,
+        cooperative: bool = False,
+        defines: Defines | None = None,
+    ) -> Prepared:
+        """A launch whose arguments are checked now and which can be started again and again."""
+        parameters, compiled = self.kernel(name, defines)
         if len(args) != len(parameters):
             expected = ", ".join(p.declared for p in parameters)
             raise KernelArgumentError(name, None, expected, f"{len(args)} arguments")
         kind = self._backend.array_type
         pairs = zip(parameters, args, strict=True)
         converted = [p.convert(name, i, value, kind) for i, (p, value) in enumerate(pairs)]
-        compiled(grid, block, converted, shared, cooperative)
+        return Prepared(name, compiled, grid, block, converted, shared, cooperative)
 
     def milliseconds(self, call: Callable[[], object], repeats: int = 20) -> float:
         """Median time of a call: by CUDA events on a GPU, wall-clock time on the emulator.

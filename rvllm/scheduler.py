@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -89,6 +90,12 @@ class Schedule:
     preempted: list[Sequence]
     step: Step
 
+    @property
+    def sampled_rows(self) -> list[int]:
+        """Sequences whose last known token this step computes: they get a next one. Ask before they are counted."""
+        counted = zip(self.sequences, self.num_new_tokens, strict=True)
+        return [row for row, (sequence, n) in enumerate(counted) if sequence.num_uncomputed_tokens == n]
+
 
 class InvariantError(RvllmError):
     """The scheduler's books do not agree: a fault in the engine."""
@@ -106,11 +113,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        prefix_cache: PrefixCache | None = None,
+        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, prefix_cache: PrefixCache | None = None
     ) -> None:
         self.pool = pool
         self.prefix_cache = NoPrefixCache() if prefix_cache is None else prefix_cache
@@ -131,28 +134,35 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> Schedule | None:
-        """The next step, its blocks allocated; None if no sequence is left. Follow it with `update` or `restart`."""
+        """The next step, with its blocks; None if nothing is left to compute. Follow it with `update` or `restart`."""
         preempted: list[Sequence] = []
         counts = self._continue_running(preempted)
         self._admit_waiting(counts)  # never one that was preempted just now: its blocks went to somebody
-        sequences = self.running[: len(counts)]
+        if self.waiting and not self.running:
+            raise InvariantError(f"{len(self.waiting)} sequences wait and nobody runs: blocks are lost")
+        sequences = [s for s, count in zip(self.running, counts, strict=False) if count]  # 0: its last token is coming
         if not sequences:
-            if self.waiting:
-                raise InvariantError(f"{len(self.waiting)} sequences wait and nobody runs: blocks are lost")
             return None
-        new_token_ids, computed = [], []
-        for sequence, count in zip(sequences, counts, strict=True):
-            start = sequence.num_computed_tokens
-            new_token_ids.append(sequence.token_ids[start : start + count])
-            computed.append(start)
-        tables = [s.block_table for s in sequences]
+        counts = [count for count in counts if count]
+        computed, tables = [s.num_computed_tokens for s in sequences], [s.block_table for s in sequences]
+        new_token_ids = [s.token_ids[i : i + n] for s, i, n in zip(sequences, computed, counts, strict=True)]
         return Schedule(sequences, counts, preempted, make_step(new_token_ids, computed, tables, self.pool.block_size))
 
     def update(self, schedule: Schedule) -> None:
-        """The step was computed: count its tokens. Only now may others find its full blocks."""
+        """The step was computed."""
+        self.advance(schedule)
+        self.publish(schedule)
+
+    def advance(self, schedule: Schedule) -> None:
+        """Count the step's tokens."""
         for sequence, count in zip(schedule.sequences, schedule.num_new_tokens, strict=True):
             sequence.num_computed_tokens += count
-            self.prefix_cache.publish(sequence)
+
+    def publish(self, schedule: Schedule) -> None:
+        """The tokens counted so far are computed, and known: only now may others find the full blocks."""
+        for sequence in schedule.sequences:
+            if sequence.status is Status.RUNNING:
+                self.prefix_cache.publish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, at its end or because it was aborted; wherever it is, its blocks come back."""
@@ -241,8 +251,11 @@ class Scheduler:
         sequence.block_table, sequence.prefix = array("i"), []
 
 
-def check_invariants(scheduler: Scheduler) -> None:
-    """Compare the scheduler's books with each other, between two steps; InvariantError names what does not agree."""
+def check_invariants(scheduler: Scheduler, complete: Collection[Sequence] = ()) -> None:
+    """Compare the scheduler's books with each other, between two steps; InvariantError names what does not agree.
+
+    complete: sequences with nothing left to compute, since their last token is coming (part IV).
+    """
     pool, running, waiting = scheduler.pool, scheduler.running, scheduler.waiting
     owners = [0] * pool.num_blocks
     for sequence in running:
@@ -256,8 +269,10 @@ def check_invariants(scheduler: Scheduler) -> None:
         "a table has the blocks that the computed tokens fill": all(
             len(s.block_table) == blocks_needed(s.num_computed_tokens, pool.block_size) for s in running
         ),
-        "something is left to compute in each": all(s.num_uncomputed_tokens >= 1 for s in running),
-        "all but the last running sequence decode": all(s.num_uncomputed_tokens == 1 for s in running[:-1]),
+        "something is left to compute in each": all(
+            (s.num_uncomputed_tokens == 0) == (s in complete) and s.num_uncomputed_tokens >= 0 for s in running
+        ),
+        "all but the last running sequence decode": all(s.num_uncomputed_tokens <= 1 for s in running[:-1]),
         "running first, then waiting, is the order of arrival": _ascending([s.seq_id for s in [*running, *waiting]]),
         "no more than max_num_seqs run": len(running) <= scheduler.max_num_seqs,
         "who waits holds nothing": not any(s.block_table or s.num_computed_tokens for s in waiting),

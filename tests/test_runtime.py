@@ -500,7 +500,7 @@ class FakeCupy(SimpleNamespace):
 
                 return function
 
-        card = {"name": b"Tesla T4", "major": 7, "minor": 5}
+        card = {"name": b"Tesla T4", "major": 7, "minor": 5, "multiProcessorCount": 40, "sharedMemPerBlockOptin": 65536}
         super().__init__(
             ndarray=np.ndarray,
             empty=allocate,
