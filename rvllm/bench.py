@@ -202,7 +202,9 @@ def weight_bytes(model: Any, batch: int = 1) -> int:
     else:
         values = [value for layer in model.layers for value in vars(layer).values()] + [model.output]
         arrays = [getattr(value, "tiles", value) for value in values]
-    distinct = {id(array): array for array in [*arrays, model.output_norm] if hasattr(array, "nbytes")}
+    distinct = {
+        id(array): array for array in [*arrays, getattr(model, "output_norm", None)] if hasattr(array, "nbytes")
+    }
     return sum(array.nbytes for array in distinct.values())
 
 

@@ -180,8 +180,18 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_variant_options(add: Any) -> None:
     names = "f32, workspace, quantised, paged_attention, fused or graph"
-    add("--variant", metavar="NAME", help=f"which model of part IV runs on a GPU: {names} (default: the fastest)")
+    about = f"which model of part IV runs on a GPU: {names} (default: the fastest)"
+    add("--variant", type=_variant, metavar="NAME", help=about)
     add("--exact", action="store_true", help="products as accurate as float32's at any batch size, slower")
+
+
+def _variant(name: str) -> str:
+    """One of the names in `rvllm.variants`, which loads slowly: it is imported where the option was given alone."""
+    from rvllm.variants import NAMES
+
+    if name not in NAMES:
+        raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {', '.join(NAMES)})")
+    return name
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:

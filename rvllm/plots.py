@@ -418,8 +418,9 @@ COMPARED = (
     "h200_llama.cpp_f16.json",
     "h200_vllm_bf16_in_process.json",
     "h200_rvllm_f32.json",
+    "h200_rvllm_graph.json",
 )
-OWN = ("h200_rvllm_f32.json", "cpu_rvllm.json")
+OWN = ("h200_rvllm_graph.json", "h200_rvllm_f32.json", "cpu_rvllm.json")
 # The original's first-token times are those of one prompt, as its totals show (notebook 13, section 3).
 COMPARED_FIRST = tuple(name for name in COMPARED if name != "t4_original.json")
 BENCH_FIGURES = {

@@ -78,8 +78,9 @@ def why_not(name: str, file: GGUFFile, config: LlamaConfig, block_size: int) -> 
         group = config.num_attention_heads // config.num_key_value_heads
         if block_size != PAGE:
             return f"block_size {block_size}, allowed {PAGE}"
-        if config.head_dim not in (64, 128) or group > 8:
-            return f"heads of {config.head_dim}, {group} to a KV head; allowed 64 or 128, up to 8"
+        # With 12 warps a block of attention has 12 x group x head size floats in shared memory, of which it has 48 KB.
+        if config.head_dim not in (64, 128) or group > (8 if config.head_dim == 64 else 7):
+            return f"heads of {config.head_dim}, {group} to a KV head; allowed 64, up to 8, or 128, up to 7"
         if config.num_attention_heads * config.head_dim != config.hidden_size:
             return f"{config.num_attention_heads} heads of {config.head_dim} at width {config.hidden_size}"
     if name in PACKED:

@@ -42,6 +42,8 @@ def test_half_gemm(gemm: HalfGemm, rt: Runtime, n: int, k: int, m: int, dtype: t
     expected = alpha * exact(x, weight) + (before.astype(np.float64) if add else 0)
     rounded = dtype == np.float16
     atol = 1e-5 * max(1, abs(alpha)) * k**0.5
+    if rounded and add:  # cuBLAS may round the product to half before it adds it
+        atol += 1e-3 * max(1, abs(alpha)) * k**0.5
     why = f"{SUMS}{'; ' + HALF if rounded else ''}"
     assert_close(rt.download(y), expected, atol=atol, rtol=6e-4 if rounded else 1e-6, why=why)
 

@@ -157,20 +157,6 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float((np.linalg.norm(got - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max())
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 32), (37, 96), (64, 288)])
-def test_ladder(device: Runtime, rows: int, columns: int) -> None:
-    raw = random_matrix(Type.Q8_0, rows, columns)
-    x = np.random.default_rng(1).standard_normal(columns).astype(np.float32)
-    expected = dequantize(raw, Type.Q8_0).astype(np.float64) @ x
-    blocks, tiles, x_on = device.upload(raw), repack(device, raw, Type.Q8_0, rows, columns).data, device.upload(x)
-    launches = [("matvec_v1", -(-rows // 32), 32, blocks), ("matvec_v2", -(-rows // 4), 128, blocks)]
-    launches += [("matvec_v3", -(-rows // 16), threads, tiles) for threads in (32, 96, 512)]
-    for name, grid, threads, weights in launches:
-        y = device.zeros(rows)
-        device.launch(name, grid, threads, [weights, x_on, y, rows, columns])
-        assert relative_error(device.download(y), expected) < 1e-6  # float32 sums of a few hundred products
-
-
 def product(rt: Runtime, tiles: Tiles, x: np.ndarray, hi_lo: int, warps: int, factor: float, extra: int) -> np.ndarray:
     """activations.cu, then quantised_product.cu; the grid and the arrays have room for `extra` more tokens."""
     N, columns = x.shape
