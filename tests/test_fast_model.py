@@ -91,7 +91,7 @@ def test_long_prompts(make: Callable[..., Pair]) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        FastShape(layers=1, H=8, K=1, d=128, F=32),
+        FastShape(layers=1, H=7, K=1, d=128, F=32),
         FastShape(layers=1, H=2, K=2, F=32),
         FastShape(layers=1, H=4, K=2, F=32),
     ],
