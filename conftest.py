@@ -49,3 +49,13 @@ def rt():
     if device == "emulator" and not works:
         pytest.skip(reason)
     return Runtime(device, mode="check")
+
+
+@pytest.fixture(params=["in order", "reversed"])
+def device(rt, request):
+    """The same device, the emulator's threads in order and reversed: a right kernel does not mind."""
+    if request.param == "reversed" and rt.is_cuda:
+        pytest.skip("a GPU chooses its own order")
+    rt.reverse = request.param == "reversed"
+    yield rt
+    rt.reverse = False

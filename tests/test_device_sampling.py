@@ -9,7 +9,7 @@ In the emulator's check mode blocks are small to save time; one test takes 1,024
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -22,16 +22,6 @@ from rvllm.sampling import SamplingParams, SamplingState
 
 UNTOUCHED = -7
 NO_TOKEN = -1
-
-
-@pytest.fixture(params=["in order", "reversed"])
-def device(rt: Runtime, request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    """The device, its threads run forwards and backwards."""
-    if request.param == "reversed" and rt.is_cuda:
-        pytest.skip("a GPU chooses its own order")
-    rt.reverse = request.param == "reversed"
-    yield rt
-    rt.reverse = False
 
 
 class Fixed:

@@ -87,14 +87,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("fused") / "toy.gguf", SMALL, Type.Q8_0)
 
 
-@pytest.fixture(params=["in order", "reversed"])
-def device(rt: Runtime, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    if request.param == "reversed" and rt.is_cuda:
-        pytest.skip("a GPU chooses its own order")
-    monkeypatch.setattr(rt, "reverse", request.param == "reversed")
-    return rt
-
-
 # Logits ---------------------------------------------------------------------------------------------------------------
 
 

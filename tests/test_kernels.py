@@ -5,7 +5,7 @@ With RVLLM_TEST_DEVICE=cuda the same tests run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,20 +23,16 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape, dtype=np.float32)
 
 
-@pytest.fixture(params=["in order", "reversed"])
-def run(rt: Runtime, request: pytest.FixtureRequest) -> Iterator[Callable[..., np.ndarray]]:
+@pytest.fixture
+def run(device: Runtime) -> Callable[..., np.ndarray]:
     """run(op, *arrays): upload, call, download the result, or the first argument where the op works in place."""
-    if request.param == "reversed" and rt.is_cuda:
-        pytest.skip("a GPU chooses its own order")
 
     def call(op: Callable, *arguments: object) -> np.ndarray:
-        uploaded = [rt.upload(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        result = op(rt, *uploaded)
-        return rt.download(uploaded[0] if result is None else result)
+        uploaded = [device.upload(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        result = op(device, *uploaded)
+        return device.download(uploaded[0] if result is None else result)
 
-    rt.reverse = request.param == "reversed"
-    yield call
-    rt.reverse = False
+    return call
 
 
 @pytest.mark.parametrize("n", SIZES)

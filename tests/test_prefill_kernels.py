@@ -5,7 +5,6 @@ With RVLLM_TEST_DEVICE=cuda the same tests run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +16,6 @@ from rvllm.testing import assert_close
 PAGE, TILE = 16, 64
 RNG = np.random.default_rng(0)
 HALF = "a result is rounded to half, 11 bits"
-
-
-@pytest.fixture(params=["in order", "reversed"])
-def device(rt: Runtime, request: pytest.FixtureRequest) -> Iterator[Runtime]:
-    """The runtime, with threads in either order."""
-    if request.param == "reversed" and rt.is_cuda:
-        pytest.skip("a GPU chooses its own order")
-    rt.reverse = request.param == "reversed"
-    yield rt
-    rt.reverse = False
 
 
 def ints(*values: int) -> np.ndarray:

@@ -5,7 +5,6 @@ With RVLLM_TEST_DEVICE=cuda the same tests run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,14 +49,10 @@ TYPES = list(TILE_NAMES)
 every_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
 
 
-@pytest.fixture(params=["in order", "reversed"])
-def device(rt: Runtime, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
-    if request.param == "reversed" and rt.is_cuda:
-        pytest.skip("a GPU chooses its own order")
+@pytest.fixture
+def device(device: Runtime, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     monkeypatch.setitem(runtime.LIVE_SOURCES, "tile_probe.cu", PROBE)
-    rt.reverse = request.param == "reversed"
-    yield rt
-    rt.reverse = False
+    return device
 
 
 def random_matrix(type_: Type, rows: int, columns: int, seed: int = 0, scale: float = 0.01) -> np.ndarray:

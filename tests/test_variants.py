@@ -133,12 +133,6 @@ class Pair:
         print(assert_close(got, expected, atol=tolerance * np.abs(expected).max(), name=f"logits {counts}"))
 
 
-@pytest.fixture(params=["in order", "reversed"])
-def device(rt: Runtime, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    monkeypatch.setattr(rt, "reverse", request.param == "reversed")
-    return rt
-
-
 @pytest.fixture(scope="module")
 def path_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A model file of a type and shape, written once."""
