@@ -434,8 +434,7 @@ class Runtime:
         if len(args) != len(parameters):
             expected = ", ".join(p.declared for p in parameters)
             raise KernelArgumentError(name, None, expected, f"{len(args)} arguments")
-        kind = self._backend.array_type
-        pairs = zip(parameters, args, strict=True)
+        kind, pairs = self._backend.array_type, zip(parameters, args, strict=True)
         converted = [p.convert(name, i, value, kind) for i, (p, value) in enumerate(pairs)]
         return Prepared(name, compiled, grid, block, converted, shared, cooperative)
 
