@@ -197,11 +197,12 @@ def weight_bytes(model: Any, batch: int = 1) -> int:
     An embedding table of its own does not count: a step looks up a few of its rows. The fast model reads packed tiles,
     or for many sequences its copies in half precision.
     """
+    values = [(name, value) for layer in model.layers for name, value in vars(layer).items()] + [("", model.output)]
     if batch > WIDE and getattr(model, "can_be_wide", False):
-        arrays = [array for layer in model.half_layers for array in vars(layer).values()] + [model.half_output]
+        arrays = [value for name, value in values if name.endswith("_norm")] + [model.half_output]
+        arrays += [array for layer in model.half_layers for array in vars(layer).values()]
     else:
-        values = [value for layer in model.layers for value in vars(layer).values()] + [model.output]
-        arrays = [getattr(value, "tiles", value) for value in values]
+        arrays = [getattr(value, "tiles", value) for _, value in values]
     distinct = {
         id(array): array for array in [*arrays, getattr(model, "output_norm", None)] if hasattr(array, "nbytes")
     }
@@ -257,6 +258,7 @@ def memory_in_use(device: str) -> int | None:
 
 def release_memory(device: str) -> None:
     """Give back what nobody holds any more; CuPy keeps it for later otherwise."""
+    gc.unfreeze()  # a model that holds itself, through its programs, would stay for ever
     gc.collect()
     if device.startswith("cuda"):
         cupy = import_module("cupy")
@@ -312,6 +314,10 @@ class Subject:
         if wanted > limit:
             raise BenchError(f"prompt and generated tokens: found {wanted} together; allowed: {limit}, the context")
 
+    def variant_on(self, device: str) -> str:
+        """The variant that an LLM on this device runs; ParameterError as from LLM."""
+        return choose_variant(self.variant, device, GGUFFile(self.path), PAGE)[0]
+
 
 def subject_of(path: Path, random_name: str | None = None, variant: str | None = None, exact: bool = False) -> Subject:
     """Describe a model file. `random_name`: what to call a file of random weights, whose hash says nothing.
@@ -332,7 +338,7 @@ def subject_of(path: Path, random_name: str | None = None, variant: str | None =
 
 def about(subject: Subject, device: str) -> Record:
     """What a record begins with: who was measured, on what, when, with what."""
-    variant, _ = choose_variant(subject.variant, device, GGUFFile(subject.path), PAGE)
+    variant = subject.variant_on(device)
     type_ = subject.type if variant in PACKED or subject.type == "F32" else f"{subject.type} as float32"
     return {
         "engine": "rvllm",
@@ -437,6 +443,7 @@ def sweep(
     """
     workload, device = workload or Workload(), resolve_device(device)
     subject.check_context(workload.max_model_len)
+    subject.variant_on(device)
     progress(f"measuring how fast {describe_device(device)} reads memory")
     bandwidth = read_bandwidth(device)
     release_memory(device)
@@ -481,7 +488,8 @@ def heading(record: Record) -> str:
     """One line: the model, the card, the day."""
     model = record["model"]
     weights = "random weights" if model["sha256"] == "random" else "its own weights"
-    return f"{model['name']}, {model['type']}, {weights}; {record['card']}; {record['variant']}; {record['date']}"
+    variant = f"{record['variant']}{', exact' if record.get('exact') else ''}"
+    return f"{model['name']}, {model['type']}, {weights}; {record['card']}; {variant}; {record['date']}"
 
 
 def sweep_table(record: Record) -> str:
@@ -666,6 +674,7 @@ def serve_traffic(
     """Measure an engine under arriving requests, after a warm-up with one. Raises as `sweep` does."""
     device = resolve_device(device)
     subject.check_context(traffic.max_model_len)
+    release_memory(device)
     with open_llm(subject, device, traffic.max_model_len, min(traffic.requests, 256)) as llm:
         arrivals = make_arrivals(traffic, llm.config.vocab_size)
         llm.generate([arrivals[0].prompt_token_ids], SamplingParams(max_tokens=2, ignore_eos=True))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rvllm import bench, cli, random_weights
+from rvllm import bench, cli, random_weights, variants
 from rvllm.bench import BenchError, Samples, Traffic, Workload
 from rvllm.cpu_model import CpuModel
 from rvllm.engine import EngineMetrics
 from rvllm.errors import RvllmError
 from rvllm.gguf import GGUFFile
 from rvllm.llm import LLM
+from rvllm.sampling import ParameterError
 from tests import toy
+from tests.fast_toy import DEFAULT, FastShape, write_fast_toy
 
 RECORD_KEYS = {"engine", "device", "card", "date", "commit", "versions", "model", "variant", "exact"}
 RECORD_KEYS |= {"prompt_tokens", "generated_tokens", "rows"}
@@ -30,6 +35,17 @@ ROW_KEYS |= {"prefill_tok_s", "peak_memory_bytes", "bytes_per_step", "bandwidth_
 @pytest.fixture(scope="module")
 def toy_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.write(tmp_path_factory.mktemp("bench") / "toy.gguf")
+
+
+@pytest.fixture(scope="module")
+def fast_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Q8_0 file that all variants cover. Its rows fill all tiles: on the device it has the bytes of the file."""
+    return write_fast_toy(tmp_path_factory.mktemp("bench") / "fast.gguf")
+
+
+@pytest.fixture
+def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "read_bandwidth", lambda device: 1e10)
 
 
 class FakeClock:
@@ -124,6 +140,54 @@ def test_a_tied_matrix_counts_once_and_a_table_of_its_own_not_at_all() -> None:
     assert bench.weight_bytes(tied) == bench.weight_bytes(untied) == 160 + 64 + 16
 
 
+def open_variant(path: Path, variant: str, exact: bool = False) -> LLM:
+    sizes = {"num_blocks": 4, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    return LLM(path, device="emulator", variant=variant, exact=exact, max_model_len=32, **sizes)
+
+
+@pytest.mark.parametrize("batch", [1, 64, 65, 256])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("variant", variants.NAMES)
+def test_weight_bytes_of_a_variant(fast_path: Path, variant: str, exact: bool, batch: int) -> None:
+    """Packed as in the file, or float32, or in wide steps of the fast model halfs. Norms are float32 in all of them."""
+    tensors = GGUFFile(fast_path).tensors.values()
+    matrices, vectors = ([t for t in tensors if (len(t.shape) == 2) == is_matrix] for is_matrix in (True, False))
+    elements, norms = sum(math.prod(t.shape) for t in matrices), sum(t.nbytes for t in vectors)
+    packed = sum(t.nbytes for t in matrices) if variant in variants.PACKED else 4 * elements
+    is_wide = variant == "graph" and not exact and batch > 64
+    with open_variant(fast_path, variant, exact) as llm:
+        assert bench.weight_bytes(llm.engine.model, batch) == (2 * elements if is_wide else packed) + norms
+
+
+def test_a_table_of_its_own_does_not_count_on_the_fast_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untied output matrix, here as large as the table: the same bytes as with one for both."""
+    tied = write_fast_toy(tmp_path / "tied.gguf", FastShape(layers=1, H=1, F=32))
+    real = toy.write
+    copy = {"output.weight": "token_embd.weight"}
+
+    def untied(path: Path, meta: Any, tensors: Any, types: Any) -> Path:
+        return real(
+            path, meta, *(values | {new: values[old] for new, old in copy.items()} for values in (tensors, types))
+        )
+
+    monkeypatch.setattr(toy, "write", untied)
+    other = write_fast_toy(tmp_path / "untied.gguf", FastShape(layers=1, H=1, F=32))
+    for variant in ("quantised", "graph"):
+        with open_variant(tied, variant) as one, open_variant(other, variant) as two:
+            for batch in (1, 65):
+                sizes = [bench.weight_bytes(llm.engine.model, batch) for llm in (one, two)]
+                assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("variant", variants.NAMES)
+def test_keys_and_values_of_a_variant(fast_path: Path, variant: str) -> None:
+    size = 2 if variant in variants.HALF_CACHE else 4
+    with open_variant(fast_path, variant) as llm:
+        model = llm.engine.model
+        moved = bench.bytes_per_step(model, 3, 10) - bench.weight_bytes(model, 3)
+        assert moved == 30 * 2 * DEFAULT.layers * DEFAULT.K * DEFAULT.d * size
+
+
 def test_read_bandwidth_is_measured() -> None:
     assert 1e8 < bench.read_bandwidth("cpu", 1 << 24) < 1e13
 
@@ -184,6 +248,69 @@ def test_a_record_has_the_agreed_keys(record: dict[str, Any], toy_path: Path) ->
     assert (record["prompt_tokens"], record["generated_tokens"]) == (8, 6)
     assert all(len(row["samples"][key]) == 2 for row in record["rows"] for key in ("first_token_ms", "total_ms"))
     assert record["commit"] is None or len(record["commit"].removesuffix("-dirty")) == 40
+
+
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("known_bandwidth", "unfrozen")
+@pytest.mark.parametrize(
+    ("variant", "exact", "type_"),
+    [
+        ("f32", False, "Q8_0 as float32"),
+        ("workspace", True, "Q8_0 as float32"),
+        ("quantised", False, "Q8_0"),
+        ("graph", True, "Q8_0"),
+    ],
+)
+def test_a_record_names_variant_exactness_and_type(fast_path: Path, variant: str, exact: bool, type_: str) -> None:
+    subject = bench.subject_of(fast_path, None, variant, exact)
+    found = bench.sweep(subject, "emulator", Workload((2,), prompt_tokens=4, generated_tokens=2, repeats=1))
+    assert (found["variant"], found["exact"], found["model"]["type"]) == (variant, exact, type_)
+    assert set(found) == RECORD_KEYS
+    assert f"; {variant}{', exact' if exact else ''}; " in bench.sweep_table(found).splitlines()[0]
+    traffic = Traffic(2, prompt_lengths=(3, 5), output_lengths=(2, 3))
+    served = bench.serve_traffic(subject, traffic, "emulator")
+    assert (served["variant"], served["exact"], served["model"]["type"]) == (variant, exact, type_)
+    json.dumps([found, served], allow_nan=False)
+
+
+@pytest.mark.usefixtures("unfrozen")
+@pytest.mark.parametrize("variant", variants.NAMES)
+def test_the_llm_is_the_one_that_the_record_names(fast_path: Path, variant: str) -> None:
+    subject = bench.subject_of(fast_path, None, variant, True)
+    with bench.open_llm(subject, "emulator", 32, 2, 4, 8) as llm:
+        assert llm.variant == subject.variant_on("emulator") == variant
+        assert getattr(llm.engine.model, "exact", True)
+
+
+@pytest.mark.usefixtures("unfrozen")
+@pytest.mark.parametrize("variant", variants.NAMES)
+def test_nothing_stays_of_a_batch_for_the_next(fast_path: Path, variant: str) -> None:
+    """Models may hold themselves, through their programs; and what was frozen is not looked at."""
+    with bench.open_llm(bench.subject_of(fast_path, "toy", variant), "emulator", 32, 2, 4, 40) as llm:
+        llm.generate([[5] * 4, [6] * 4])
+        model = weakref.ref(llm.engine.model)
+    del llm
+    bench.release_memory("emulator")
+    assert model() is None
+
+
+def test_a_variant_that_can_not_be_is_told_before_anything_is_measured(
+    toy_path: Path, fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("read_bandwidth", "open_llm"):
+        monkeypatch.setattr(bench, name, lambda *_: pytest.fail("too late"))
+    for path, device, variant in (
+        (toy_path, "emulator", "graph"),
+        (fast_path, "cpu", "graph"),
+        (fast_path, "emulator", "x"),
+    ):
+        with pytest.raises(ParameterError, match="variant: found"):
+            bench.sweep(bench.subject_of(path, "toy", variant), device, Workload(prompt_tokens=4, generated_tokens=2))
 
 
 def test_share_is_bytes_over_time_over_bandwidth(record: dict[str, Any], toy_path: Path) -> None:
@@ -302,6 +429,8 @@ def test_one_token_each_has_no_time_between_tokens() -> None:
 
 # What can't be measured is told before anything is
 
+SHORT = ["--prompt-lengths", "3", "--output-lengths", "2"]
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -317,6 +446,10 @@ def test_one_token_each_has_no_time_between_tokens() -> None:
         (["--json", "/no/such/folder/x.json"], "/no/such/folder/x.json: can't be written"),
         (["--json", "/"], "/: can't be written"),
         (["--device", "gpu"], "there is no device 'gpu'"),
+        (["--variant", "fastest"], "argument --variant: invalid choice: 'fastest' (choose from f32, workspace,"),
+        (["--variant", "graph", "--device", "cpu"], "variant: found 'graph'; allowed: None on the CPU"),
+        (["--variant", "graph", "--device", "emulator"], "which does not cover this: heads of 16"),
+        (["--requests", "1", "--variant", "graph", "--device", "cpu", *SHORT], "variant: found 'graph'; allowed: None"),
         (["--rate", "3"], "--rate goes only together with --requests"),
         (["--requests", "4", "--batch", "1"], "--batch does not go together with --requests"),
         (["--requests", "0"], "requests: found 0"),
@@ -361,6 +494,22 @@ def test_the_command_prints_a_table_and_writes_the_record(
     output = capsys.readouterr()
     assert "tok/s" in output.out and "batch 2" not in output.out and "batch 2" in output.err
     assert json.loads(out.read_text())["rows"][0]["batch"] == 2
+
+
+@pytest.mark.usefixtures("known_bandwidth", "unfrozen")
+@pytest.mark.parametrize(
+    "mode", [["--batch", "1", "--prompt-tokens", "5", "--generated-tokens", "2"], ["--requests", "2"]]
+)
+def test_the_command_takes_a_variant(
+    fast_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: list[str]
+) -> None:
+    out = tmp_path / "record.json"
+    options = ["--variant", "graph", "--exact", "--device", "emulator", "--json", str(out), *mode]
+    options += SHORT if "--requests" in mode else ["--repeats", "1"]
+    assert cli.main(["bench", "--model", str(fast_path), *options]) == 0
+    assert "; graph, exact; " in capsys.readouterr().out
+    record = json.loads(out.read_text())
+    assert (record["variant"], record["exact"], record["model"]["type"]) == ("graph", True, "Q8_0")
 
 
 # Random weights

@@ -15,9 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import rvllm as rvllm_package
 from rvllm import cli
 from rvllm.cli import Conversation
 from rvllm.errors import RvllmError
+from rvllm.variants import NAMES
+from tests import toy
+from tests.fast_toy import FastShape, write_fast_toy
 
 ROOT = Path(cli.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "rvllm"]
@@ -87,6 +91,10 @@ def test_version():
         (["generate", "x", "--stop", ""], "rvllm: stop"),
         (["generate", "x", "--device", "gpu"], "rvllm: there is no device 'gpu'"),
         (["generate", "x", "--device", "tpu"], "rvllm: there is no device 'tpu'"),
+        (["generate", "x", "--variant", "fastest"], "invalid choice: 'fastest' (choose from f32, workspace, quantised"),
+        (["chat", "--variant", ""], "invalid choice: '' (choose from f32"),
+        (["generate", "x", "--variant"], "expected one argument"),
+        (["generate", "x", "--exact", "yes"], "unrecognized arguments: yes"),
         (["generate", "x", "--model", "smollm"], "did you mean smollm2-"),
         (["generate", "x", "--model", "./missing.gguf"], "rvllm: no model file missing.gguf"),
         (["generate", "x", "--model", "."], "is a folder"),
@@ -100,6 +108,44 @@ def test_what_is_wrong_is_told_in_words(capsys, arguments, words):
     output = capsys.readouterr()
     assert output.out == ""
     assert words in output.err
+
+
+@pytest.fixture(scope="module")
+def fast_toy(tmp_path_factory) -> str:
+    return str(write_fast_toy(tmp_path_factory.mktemp("cli") / "fast.gguf", FastShape(layers=1, H=1, F=32)))
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+def test_help_names_every_variant(capsys, command):
+    assert cli.main([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{', '.join(NAMES[:-1])} or {NAMES[-1]} (default:" in shown
+    assert "--exact" in shown
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_variant_reaches_the_model(monkeypatch, capsys, fast_toy, command):
+    made, real = [], rvllm_package.LLM
+    monkeypatch.setattr(rvllm_package, "LLM", lambda **options: made.append(real(**options)) or made[-1])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"hello\n"), isatty=lambda: False))
+    options = ["--model", fast_toy, "--device", "emulator", "--max-model-len", "64", "--max-tokens", "3"]
+    texts = []
+    for own in ([], ["--variant", "graph"], ["--variant", "fused", "--exact"]):
+        assert cli.main([command, *(["hello"] if command == "generate" else []), *options, *own]) == 0
+        texts.append(capsys.readouterr().out)
+        sys.stdin.buffer.seek(0)
+    assert [llm.variant for llm in made] == ["f32", "graph", "fused"]
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_a_variant_that_does_not_fit_is_told(capsys, tmp_path, command, device):
+    path = toy.write(tmp_path / "toy.gguf")
+    assert cli.main([*command, "--model", str(path), "--device", device, "--variant", "graph"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("rvllm: variant: found 'graph'")
 
 
 def test_what_is_wrong_leaves_no_traceback():
