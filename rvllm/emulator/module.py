@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rvllm.emulator.arguments import Parameter, parse_types
 from rvllm.emulator.build import build_module, choose_target
@@ -14,6 +14,9 @@ from rvllm.emulator.errors import LaunchConfigError
 from rvllm.emulator.launch import Dimensions, PreparedArguments, make_request
 from rvllm.emulator.report import Report, make_error
 from rvllm.emulator.source import kernel_names, parameter_names
+
+
+MAX_STACKS = 16_000  # of all modules: each takes two of the 65,530 mappings that Linux allows a process
 
 
 class Module:
@@ -37,6 +40,8 @@ class Module:
     Raises:
         CompileError, CompilerMissingError.
     """
+
+    _stacks: ClassVar[dict[Module, int]] = {}  # how many each keeps for its next launch; the last one used last
 
     def __init__(
         self,
@@ -110,10 +115,22 @@ class Module:
         request.cooperative, request.reverse = cooperative, reverse
         request.races, request.counting = races, count
         failed = self._library.emu_launch(ctypes.byref(request))
+        self._count_stacks()
         self.counters = read_counters(self._library.emu_counters()) if count else None
         if failed:
             report = Report.from_address(self._library.emu_report())
             raise make_error(report, self.path, kernel, self._names[kernel])
+
+    def _count_stacks(self) -> None:
+        """Where too many stacks are kept, those of the modules that were not used for longest are given back."""
+        stacks = Module._stacks
+        stacks.pop(self, None)
+        stacks[self] = self._library.emu_stacks()
+        total = sum(stacks.values())
+        while total > MAX_STACKS and len(stacks) > 1:
+            oldest = next(iter(stacks))
+            total -= stacks.pop(oldest)
+            oldest._library.emu_free_stacks()
 
     def _find(self, kernel: str) -> list[Parameter]:
         if kernel not in self._parameters:

@@ -132,3 +132,19 @@ def test_a_header_can_add_a_warp_collective() -> None:
     np.testing.assert_array_equal(y, np.roll(X.reshape(2, 32), -1, axis=1).ravel())
     with pytest.raises(EmulatorError, match=r"k\.cu:3: k: warp divergence"):
         module.launch("k", 1, 64, [X, y, 20])
+
+
+def test_many_modules_give_their_stacks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux allows a process 65,530 mappings, a stack takes two, and every module keeps stacks for its next launch."""
+    monkeypatch.setattr("rvllm.emulator.module.MAX_STACKS", 100)
+    source = (
+        'extern "C" __global__ void turn(int* x) { x[threadIdx.x] = __shfl_sync(0xffffffff, x[threadIdx.x], 31) + %d; }'
+    )
+    modules = [compile_source(source % i, f"turn{i}.cu", "check") for i in range(5)]
+    for _ in range(2):
+        for i, module in enumerate(modules):
+            x = np.arange(64, dtype=np.int32)
+            module.launch("turn", 1, 64, [x])
+            assert (x[:32] == 31 + i).all() and (x[32:] == 63 + i).all()
+            kept = [m._library.emu_stacks() for m in modules]
+            assert sum(kept) <= 100 and kept[i] > 0

@@ -6,6 +6,7 @@
 namespace emu {
 
 static Fiber* all_fibers;
+static int living;
 
 #if defined(__x86_64__) && !defined(EMU_PORTABLE)
 // By the calling convention a function call may destroy every register but these six and the stack pointer.
@@ -71,6 +72,7 @@ Fiber* new_fiber(void (*entry)()) {
   f->stack = stack;
   f->next_of_all = all_fibers;
   all_fibers = f;
+  living++;
   // Were all tops equal modulo the page size, they would compete for the same few sets of the CPU's cache.
   static unsigned count;
   prepare(f, entry, stack + STACK_BYTES - count++ % 60 * 64);
@@ -83,6 +85,9 @@ void free_all_fibers() {
     munmap(f->stack, STACK_BYTES);
     delete f;
   }
+  living = 0;
 }
+
+int num_fibers() { return living; }
 
 }  // namespace emu

@@ -24,6 +24,7 @@ constexpr size_t STACK_BYTES = 64 << 10, GUARD_BYTES = 4096;
 Fiber* new_fiber(void (*entry)());
 void switch_fiber(Fiber* from, Fiber* to);
 void free_all_fibers();
+int num_fibers();
 inline bool on_stack_of(const Fiber* f, const void* p) {
   return (char*)p >= f->stack && (char*)p < f->stack + STACK_BYTES;
 }

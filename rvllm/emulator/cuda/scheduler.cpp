@@ -176,6 +176,13 @@ void let_others_run(const void* pc) {
   give_way();
 }
 
+// Stacks stay for the next launch of this module; between two launches they may be given back.
+EMU_API int emu_stacks() { return num_fibers(); }
+EMU_API void emu_free_stacks() {
+  free_all_fibers();
+  idle_fibers = nullptr;
+}
+
 void run_all_blocks() {
   ready = spinning = {};
   resident = nullptr;
@@ -185,10 +192,7 @@ void run_all_blocks() {
   tick_pending = false;
   begin_work();
   switch_fiber(&caller_fiber, take_fiber());
-  if (failed) {  // the abandoned fibers hold half-run kernels
-    free_all_fibers();
-    idle_fibers = nullptr;
-  }
+  if (failed) emu_free_stacks();  // the abandoned fibers hold half-run kernels
 }
 
 }  // namespace emu
