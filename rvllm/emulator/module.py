@@ -15,7 +15,6 @@ from rvllm.emulator.launch import Dimensions, PreparedArguments, make_request
 from rvllm.emulator.report import Report, make_error
 from rvllm.emulator.source import kernel_names, parameter_names
 
-
 MAX_STACKS = 16_000  # of all modules: each takes two of the 65,530 mappings that Linux allows a process
 
 
