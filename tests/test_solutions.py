@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rvllm.runtime import LIVE_SOURCES
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = [path.stem for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))]
@@ -15,6 +18,15 @@ NAMES = [path.stem for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))]
 def cells(name: str, tag: str) -> list[str]:
     notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
     return ["".join(c["source"]) for c in notebook["cells"] if tag in c["metadata"].get("tags", [])]
+
+
+@pytest.fixture(autouse=True)
+def own_kernels() -> Iterator[None]:
+    """A kernel of an exercise is live in its notebook alone: one is called like a kernel of the package."""
+    before = dict(LIVE_SOURCES)
+    yield
+    LIVE_SOURCES.clear()
+    LIVE_SOURCES.update(before)
 
 
 @pytest.mark.real_model
