@@ -5,7 +5,7 @@ Generated from notebooks/17_paged_attention.ipynb; edit there, then run: python 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rvllm.config import LlamaConfig
@@ -13,7 +13,7 @@ from rvllm.program import Program
 from rvllm.runtime import Array
 from rvllm.step_inputs import StepInputs
 
-LONG = 512  # tokens of a context from which on several pages under way pay
+LONG = 512  # tokens of a context from which on it pays to give each more warps
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,30 @@ class AttentionShape:
     splits: int = 1
 
 
-def attention_shape(num_tokens: int, config: LlamaConfig, context: int, multiprocessors: int) -> AttentionShape:
-    """The shape for so many tokens, the longest with this context. Measured on an H200 with heads of 64.
+# Measured on an H200 with heads of 64, in steps of the 360M model: up to so many tokens, the shape.
+SHORT_CONTEXTS = (
+    (4, AttentionShape(12, 1, 1)),
+    (16, AttentionShape(8, 2, 1)),
+    (32, AttentionShape(6, 1, 2)),
+    (64, AttentionShape(4, 2, 2)),
+    (128, AttentionShape(4, 1, 2)),
+)
+LONG_CONTEXTS = ((8, AttentionShape(12, 1, 1)),)
 
-    Few tokens need the warps of large blocks, many fill the card with small ones; long contexts several pages a warp.
+
+def attention_shape(num_tokens: int, config: LlamaConfig, context: int, multiprocessors: int) -> AttentionShape:
+    """The shape for so many tokens, the longest with this context.
+
+    Few tokens need the warps of large blocks, many fill the card with small ones. Long contexts differ in length, and
+    everybody waits for the longest: more warps share it.
     """
-    splits = attention_splits(num_tokens, config.num_key_value_heads, context, multiprocessors)
-    if config.head_dim > 64 or num_tokens <= 8:
-        return AttentionShape(12, 1, 1, splits)
-    if num_tokens > 128:
-        return AttentionShape(4, 1, 4)
-    if num_tokens >= 32 and context >= LONG:
-        return AttentionShape(4, 2, 2, splits)
-    return AttentionShape(8, 1, 2, splits) if num_tokens < 64 else AttentionShape(4, 1, 2)
+    is_long = context >= LONG
+    table = LONG_CONTEXTS if is_long else SHORT_CONTEXTS
+    most = AttentionShape(8, 1, 2) if is_long else AttentionShape(4, 1, 4)
+    shape = next((shape for limit, shape in table if num_tokens <= limit), most)
+    if config.head_dim > 64:  # a block's shared memory, warps x group x head size floats, ends at 48 KB
+        shape = AttentionShape(12 if config.num_attention_heads < 8 * config.num_key_value_heads else 8, 1, 1)
+    return replace(shape, splits=attention_splits(num_tokens, config.num_key_value_heads, context, multiprocessors))
 
 
 def attention_splits(num_tokens: int, kv_heads: int, context: int, multiprocessors: int) -> int:
@@ -54,6 +65,8 @@ class Attention:
 
     qkv: float32 or float16 [N, (H + 2K) · d].   every_token: rows are all tokens of the step, in order.
     out: float16 [N, H · d], or twice the rows with hi_lo.   parts: room for the parts of split contexts.
+    rope: None where q and k are turned and stored already; else float32 [positions, d/2, 2], and the kernel turns them
+    and stores k and v: for steps in which every sequence has one token.
     """
 
     qkv: Array
@@ -63,6 +76,7 @@ class Attention:
     hi_lo: bool
     out: Array
     parts: Array
+    rope: Array | None = None
 
     def add(
         self,
@@ -78,10 +92,11 @@ class Attention:
         is_half = self.qkv.dtype.itemsize == 2
         qkv = self.qkv.view("float32") if is_half else self.qkv  # the kernel's parameter is a pointer to float
         arguments = [qkv, pages, self.rows, self.num_rows, inputs.positions, inputs.owners, inputs.computed]
-        arguments += [inputs.block_tables, inputs.limits.max_blocks, self.out, self.parts]
+        rope = self.parts if self.rope is None else self.rope  # some array: the kernel then has no use for it
+        arguments += [inputs.block_tables, inputs.limits.max_blocks, rope, self.out, self.parts]
         sizes: dict[str, Any] = {"HEAD_DIM": d, "KV_HEADS": K, "GROUP": H // K, "HI_LO": int(self.hi_lo)}
         kinds: dict[str, Any] = {"WARPS": shape.warps, "PREFETCH": shape.prefetch}
-        kinds["BLOCKS_PER_SM"] = shape.blocks_per_sm
+        kinds |= {"BLOCKS_PER_SM": shape.blocks_per_sm, "RAW_QKV": int(self.rope is not None)}
         kinds |= {"QKV_TYPE": "half" if is_half else "float", "EVERY_TOKEN": int(self.every_token)}
         program.add("paged_attention", (num_rows, K, shape.splits), 32 * shape.warps, arguments, **sizes, **kinds)
         if shape.splits > 1:

@@ -510,7 +510,7 @@ def traffic_table(record: Record) -> str:
         heading(record),
         f"{record['requests']} requests at {record['rate']} per second, seed {record['seed']}: "
         f"{record['total_prompt_tokens']:,} tokens of prompts, {record['total_output_tokens']:,} of answers, "
-        f"{record['seconds']:,.2f} s",
+        f"{record['seconds']:,.2f} s" + (f", the median of {record['repeats']} runs" if "repeats" in record else ""),
         f"output                 {record['output_tok_s']:,.1f} tok/s",
     ]
     for name, key in (("time to first token", "first_token_ms"), ("between two tokens", "inter_token_ms")):
@@ -543,17 +543,19 @@ class Traffic:
 
     rate: arrivals per second, as a Poisson process; infinity: all at once.   seed: of lengths, ids and times.
     prompt_lengths, output_lengths: (shortest, longest), both included; the defaults are nano-vllm's.
-    Raises BenchError.
+    repeats: runs that count, after one that warms up.   Raises BenchError.
     """
 
     requests: int
     rate: float = math.inf
     seed: int = 0
+    repeats: int = 1
     prompt_lengths: tuple[int, int] = (100, 1024)
     output_lengths: tuple[int, int] = (100, 1024)
 
     def __post_init__(self) -> None:
         require("requests", self.requests, 1)
+        require("repeats", self.repeats, 1)
         if not self.rate >= 1e-6:
             raise BenchError(f"rate: found {self.rate}; allowed: 0.000001 requests per second or more, or inf")
         for name, (shortest, longest) in (("prompt", self.prompt_lengths), ("output", self.output_lengths)):
@@ -671,14 +673,23 @@ def summary(served: Sequence[Served], seconds: float) -> Record:
 def serve_traffic(
     subject: Subject, traffic: Traffic, device: str = "auto", progress: Progress = lambda _text: None
 ) -> Record:
-    """Measure an engine under arriving requests, after a warm-up with one. Raises as `sweep` does."""
+    """Measure an engine under arriving requests: the median run, after a warm-up by the same ones, all at once.
+
+    Raises as `sweep` does.
+    """
     device = resolve_device(device)
     subject.check_context(traffic.max_model_len)
     release_memory(device)
     with open_llm(subject, device, traffic.max_model_len, min(traffic.requests, 256)) as llm:
         arrivals = make_arrivals(traffic, llm.config.vocab_size)
-        llm.generate([arrivals[0].prompt_token_ids], SamplingParams(max_tokens=2, ignore_eos=True))
-        progress(f"serving {traffic.requests} requests")
-        served, seconds = serve(llm.engine, arrivals)
+        progress("warming up")
+        serve(llm.engine, [replace(arrival, at=0.0) for arrival in arrivals])
+        runs = []
+        for number in range(traffic.repeats):
+            progress(f"serving {traffic.requests} requests, run {number + 1} of {traffic.repeats}")
+            runs.append(serve(llm.engine, arrivals))
+    served, seconds = sorted(runs, key=lambda run: run[1])[len(runs) // 2]
     asked = asdict(traffic) | {"rate": "inf" if math.isinf(traffic.rate) else traffic.rate}  # JSON has no infinity
-    return about(subject, device) | asked | summary(served, seconds)
+    record = about(subject, device) | asked | summary(served, seconds)
+    record["samples"]["seconds"] = [seconds for _, seconds in runs]
+    return record

@@ -156,12 +156,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or emulator (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write all numbers there, each single sample among them")
+    add("--repeats", type=int, metavar="N", help="runs that count, after a warm-up (default: 5; with --requests 1)")
     _add_variant_options(add)
     add = parser.add_argument_group("batches of equal requests (the default)").add_argument
     add("--batch", metavar="N,N,...", help="how many run together (default: 1,4,8)")
     add("--prompt-tokens", type=int, metavar="N", help="(default: 128)")
     add("--generated-tokens", type=int, metavar="N", help="(default: 64)")
-    add("--repeats", type=int, metavar="N", help="runs that count, after a warm-up (default: 5)")
     add = parser.add_argument_group("requests of random lengths that arrive over time").add_argument
     add("--requests", type=int, metavar="N", help="how many")
     add("--rate", metavar="R", help="arrivals per second; inf, the default: all at once")
@@ -472,7 +472,7 @@ def _doctor(_: argparse.Namespace) -> int:
 # bench
 
 
-BATCH_OPTIONS = ("batch", "prompt_tokens", "generated_tokens", "repeats")
+BATCH_OPTIONS = ("batch", "prompt_tokens", "generated_tokens")
 TRAFFIC_OPTIONS = ("rate", "seed", "prompt_lengths", "output_lengths")
 
 
@@ -504,7 +504,7 @@ def _bench_plan(arguments: argparse.Namespace) -> Workload | Traffic:
     if wrong := [name for name in foreign if getattr(arguments, name) is not None]:
         option = f"--{wrong[0].replace('_', '-')}"
         raise InputError(f"{option} {'does not go' if is_traffic else 'goes only'} together with --requests")
-    names = TRAFFIC_OPTIONS if is_traffic else BATCH_OPTIONS
+    names = ("repeats", *(TRAFFIC_OPTIONS if is_traffic else BATCH_OPTIONS))
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     parsers = {
         "batch": bench.parse_batches,

@@ -193,6 +193,14 @@ def gpu_memory(device: str) -> tuple[int, int]:
     return int(free), int(total)
 
 
+def shared_memory(device: str) -> int:
+    """Bytes of shared memory that a block of a GPU may ask for; on the emulator a T4's."""
+    if not device.startswith("cuda"):
+        return 64 << 10
+    cupy = importlib.import_module("cupy")
+    return int(cupy.cuda.runtime.getDeviceProperties(device_index(device))["sharedMemPerBlockOptin"])
+
+
 def free_memory(device: str) -> int:
     """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown)."""
     if device.startswith("cuda"):

@@ -291,7 +291,9 @@ def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int, limit: str
     """Token ids of a prompt as a list of ints; PromptError unless they are ids and leave room for an answer."""
     if not isinstance(token_ids, (list, tuple, np.ndarray)) or getattr(token_ids, "shape", None) == ():
         raise PromptError(f"prompt: found {type(token_ids).__name__}; allowed: a text or a list of token ids")
-    for token_id in token_ids:
+    # Thousands of plain ids are checked as a whole; one by one, to name the wrong one, only where that fails.
+    is_plain = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
+    for token_id in [] if is_plain else token_ids:
         is_int = isinstance(token_id, (int, np.integer)) and not isinstance(token_id, bool)
         if not is_int or not 0 <= token_id < vocab_size:
             raise PromptError(f"prompt: found the token id {token_id!r}; allowed: 0 to {vocab_size - 1}")
@@ -300,4 +302,4 @@ def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int, limit: str
     if len(token_ids) >= max_model_len:
         allowed = f"at most {max_model_len - 1}, to leave room for an answer: {limit} {max_model_len} tokens"
         raise PromptError(f"prompt: found {len(token_ids)} tokens; allowed: {allowed}")
-    return [int(i) for i in token_ids]
+    return list(token_ids) if is_plain else [int(i) for i in token_ids]

@@ -63,9 +63,13 @@ class Queries:
 
 
 def single_tokens(step: Step) -> Ints:
-    """The tokens of sequences that have one new token each."""
+    """The tokens of sequences that have one new token each, those with the longest contexts first.
+
+    Their blocks are started first, so that short ones fill the card while the last long ones end.
+    """
     starts = step.query_start_loc
-    return starts[:-1][np.diff(starts) == 1]
+    single = np.flatnonzero(np.diff(starts) == 1)
+    return starts[single[np.argsort(-step.seq_lens[single], kind="stable")]]
 
 
 def query_tiles(step: Step) -> Ints:
@@ -124,7 +128,8 @@ class FastModel(GraphModel):
             return super().shape_of(step)
         counts = np.diff(step.query_start_loc)
         tiles = int(np.where(counts > 1, -(-counts // QUERY_TILE), 0).sum())
-        rows = 16 if step.num_seqs <= 16 else self.limits.row_capacity
+        rows = bucket(step.num_seqs) if not tiles or step.num_seqs <= 16 else self.limits.row_capacity
+        rows = max(rows, 16)
         singles = rows if (counts == 1).any() else 0
         longest = int(step.seq_lens.max())
         attention = attention_shape(bucket(singles), self.config, longest, self.multiprocessors) if singles else None
@@ -166,11 +171,12 @@ class FastModel(GraphModel):
         if index:
             self.add_norm(program, layer.attn_norm, n)
         program.call(partial(self.gemm, hidden, half.qkv, qkv))
-        self.add_rope(program, index, n)
-        self.add_prompt_attention(program, index, tiles)
+        if tiles:
+            self.add_rope(program, index, n)
+            self.add_prompt_attention(program, index, tiles)
         if attention:
-            queries = self.queries
-            single = Attention(self.half_qkv, queries.rows, queries.num_rows, False, False, w.attended, w.parts)
+            queries, rope = self.queries, None if tiles else self.rope
+            single = Attention(self.half_qkv, queries.rows, queries.num_rows, False, False, w.attended, w.parts, rope)
             single.add(program, singles, self.cache.pages[index], self.inputs, self.config, attention)
         program.call(partial(self.gemm, attended, half.attn_output, x, 1.0, True))
         self.add_norm(program, layer.ffn_norm, n)
@@ -196,8 +202,6 @@ class FastModel(GraphModel):
     def add_prompt_attention(self, program: Program, index: int, tiles: int) -> None:
         """Prompts in tiles of queries."""
         w, inputs, queries, pages = self.workspace, self.inputs, self.queries, self.cache.pages[index]
-        if not tiles:
-            return
         arguments = [self.half_qkv, pages, queries.tiles, queries.num_tiles, inputs.positions, inputs.owners]
         arguments += [inputs.block_tables, w.attended, self.limits.max_blocks]
         grid = (self.config.num_attention_heads, tiles)

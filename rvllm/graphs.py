@@ -93,7 +93,7 @@ def launch_dependent(prepared: Prepared, stream: Any) -> None:
 
 
 class GraphProgram:
-    """A program that becomes a CUDA graph: its launches are recorded once and start as one. Notebook 19, section 3.
+    """A program that becomes a CUDA graph: its launches are recorded once and start as one. Notebook 19, section 4.
 
     The first run starts every launch by itself, which also lets libraries load what they load when first used. The
     second records them. On the emulator, which has no graphs, all runs are like the first.

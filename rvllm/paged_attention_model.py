@@ -41,7 +41,7 @@ class PagedLayer:
 
 
 class PagedAttentionModel(QuantisedModel):
-    """`QuantisedModel` whose attention reads the cache where it lies, over a cache of halfs. Notebook 17, section 6.
+    """`QuantisedModel` whose attention reads the cache where it lies, over a cache of halfs. Notebook 17, section 8.
 
     No gather and no scores in memory: a token needs room for its activations alone, however long its context is. In a
     Batch there is `shape`, of attention, instead of `context`; qkv [n, (H + 2K) · d], and no inputs of its own.

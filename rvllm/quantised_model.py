@@ -33,7 +33,7 @@ class Weight:
 
 
 class QuantisedLayer:
-    """The weights of one block, as `rvllm.cuda_model.Layer`, packed as in the file."""
+    """The weights of one block, as `rvllm.cuda_model.Layer`, packed as in the file. Notebook 16, section 6."""
 
     def __init__(self, file: GGUFFile, rt: Runtime, index: int) -> None:
         def matrix(part: str, factor: float) -> Weight:

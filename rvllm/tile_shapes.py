@@ -81,14 +81,19 @@ class HeadShape:
     shared: int
 
 
+def head_bytes(k_blocks: int, tiles: int = 1) -> int:
+    """Shared memory that lm_head needs for `tiles` groups of 8 columns: activations, and room for the rest."""
+    row_bytes = k_blocks * 64 + (0 if k_blocks % 2 else 64)
+    return tiles * 8 * row_bytes + 8192
+
+
 def head_shape(k_blocks: int, num_rows: int, hi_lo: bool, max_shared: int) -> HeadShape:
     """The shape of lm_head: as many columns as their activations fit into shared memory."""
-    row_bytes = k_blocks * 64 + (0 if k_blocks % 2 else 64)
     columns = columns_for(num_rows, hi_lo, 8)
-    while columns.tiles > 1 and columns.tiles * 8 * row_bytes > max_shared - 8192:
+    while columns.tiles > 1 and head_bytes(k_blocks, columns.tiles) > max_shared:
         columns = Columns(columns.tiles // 2, columns.hi_lo)
     row_tiles = 2 if columns.tiles == 4 and not columns.hi_lo else 1
     most = {1: 5, 2: 5, 4: 2 if row_tiles == 2 else 3, 8: 3}[columns.tiles]
     chunk = next(n for n in range(most, 0, -1) if k_blocks % n == 0)
     warps = 8 if columns.tiles == 8 else 12  # fewer warps have more registers each
-    return HeadShape(columns, warps, row_tiles, chunk, columns.tiles * 8 * row_bytes)
+    return HeadShape(columns, warps, row_tiles, chunk, head_bytes(k_blocks, columns.tiles) - 8192)

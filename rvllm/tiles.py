@@ -34,10 +34,11 @@ class TileError(RvllmError):
 
 @dataclass(frozen=True)
 class Tiles:
-    """A matrix [rows, columns] on the device, cut into tiles of 16 x 32.
+    """A matrix [rows, columns] on the device, cut into tiles of 16 x 32. Notebook 16, section 2.
 
     data: uint8 [ceil(rows / 16), columns / 32, bytes of a tile]; the rows that fill up the last tile are zeros.
-    kind: the struct in tile.cuh that reads a tile, such as `TileQ8_0`.
+    rows, columns: of the matrix, without those rows.   kind: the struct in tile.cuh that reads a tile, such as
+    `TileQ8_0`; a product takes it as the macro TILE.
     """
 
     data: Array
@@ -47,28 +48,29 @@ class Tiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
+        """Bytes on the device, rows that fill up the last tile included."""
         return int(self.data.nbytes)
 
     @property
     def row_tiles(self) -> int:
-        """Tiles in a column of tiles."""
+        """Tiles in a column of tiles: ceil(rows / 16)."""
         return int(self.data.shape[0])
 
     @property
     def k_blocks(self) -> int:
-        """Tiles in a row of tiles."""
+        """Tiles in a row of tiles: columns / 32."""
         return int(self.data.shape[1])
 
 
-# Array methods and np.concatenate alone: they work on CuPy's arrays too. Axis names: R rows, T tiles of 16 rows,
-# h upper or lower half of a tile, g row in it, KB k-blocks of 32 columns, q quarter of a k-block.
+# Array methods and np.concatenate alone: they work on CuPy's arrays too. Axis names: R rows, a multiple of 16, T tiles
+# of 16 rows, h upper or lower half of a tile, g row in it, KB k-blocks of 32 columns, q quarter of a k-block.
 
 
 def by_rows(part: Array) -> Array:
     """Bytes that belong to a row of a k-block, as lanes read them: uint8 [R, KB, q, n] -> [T, KB, 16 · q · n].
 
-    A quarter's bytes for row g come just before those for row g + 8; so do scales, with q = 1.
+    A quarter's bytes for row g come just before those for row g + 8; so do scales, with one quarter. Order of the last
+    axis: g, quarter, half, byte.
     """
     R, KB, quarters, n = part.shape
     halves = part.reshape(R // TILE_ROWS, 2, 8, KB, quarters, n)
@@ -88,27 +90,37 @@ def as_nibbles(qs: Array) -> Array:
 
 
 def tiles_f16(raw: Array) -> Array:
-    """Halfs, uint8 [R, KB, 64]: all of a tile's upper rows, then the lower ones."""
+    """Halfs, 64 bytes a row and k-block: uint8 [R, KB, 64] -> [T, KB, 1024], the upper 8 rows, then the lower 8."""
     R, KB, _ = raw.shape
     halves = raw.reshape(R // TILE_ROWS, 2, 8, KB, 64)
     return halves.transpose(0, 3, 1, 2, 4).reshape(R // TILE_ROWS, KB, -1)
 
 
 def tiles_q8_0(raw: Array) -> Array:
-    """Blocks of a scale and 32 bytes, uint8 [R, KB, 34]."""
+    """Blocks of a scale and 32 quants: uint8 [R, KB, 34] -> [T, KB, 544], 512 bytes of quants, 32 of scales.
+
+    It moves bytes and looks at none, so an array of any other type is put in the same order.
+    """
     R, KB, _ = raw.shape
     quants = raw[:, :, 2:].reshape(R, KB, 4, 8)
     return np.concatenate([by_rows(quants), by_rows(raw[:, :, None, :2])], axis=2)
 
 
 def tiles_q4(raw: Array) -> Array:
-    """Blocks of a scale (Q4_1: and a minimum) and 16 bytes, uint8 [R, KB, 18 or 20]."""
+    """Blocks of a scale, for Q4_1 a minimum, and 16 bytes of quants: uint8 [R, KB, 18 or 20] -> [T, KB, 288 or 320].
+
+    256 bytes of quants, then 32 of scales, then for Q4_1 32 of minima.
+    """
     quants, halfs = raw[:, :, -16:], raw[:, :, None, :-16]
     return np.concatenate([by_rows(as_nibbles(quants)), by_rows(halfs[..., :2]), by_rows(halfs[..., 2:])], axis=2)
 
 
 def tiles_q4_k(raw: Array) -> Array:
-    """Blocks of 256 weights, uint8 [R, KB / 8, 144]: d, dmin, 12 bytes of scales, 128 of quants."""
+    """Blocks of 256 weights: uint8 [R, KB / 8, 144] -> [T, KB, 384], 256 bytes of quants, 128 of float32 factors.
+
+    In the file: d, dmin (halfs), 12 bytes of 6-bit scales and minima, 128 of quants. For each g the factors are the
+    scales of rows g and g + 8, then their minima.
+    """
     R, blocks, _ = raw.shape
     pairs = raw[:, :, 16:].reshape(R, blocks, 4, 2, 16)  # a 32-byte run holds one group low, the next one high
     runs = pairs.reshape(R, blocks, 4, 32)
@@ -121,7 +133,7 @@ def tiles_q4_k(raw: Array) -> Array:
 
 
 def q4_k_factors(heads: Array) -> tuple[Array, Array]:
-    """Scale and minimum of each group, from the first 16 bytes of a block: float32 [R, KB] each.
+    """Scale and minimum of each group, from a block's first 16 bytes: uint8 [R, KB / 8, 16] -> float32 [R, KB] each.
 
     The minimum comes with its sign: it is to be added. Both are exact: 11 bits times 6.
     """
@@ -143,10 +155,11 @@ TILERS: dict[str, Callable[[Array], Array]] = {
 def repack(
     rt: Runtime, raw: NDArray[np.uint8], type_: GGMLQuantizationType, rows: int, columns: int, name: str = "matrix"
 ) -> Tiles:
-    """A matrix of the file as tiles on the device, which also does the work.
+    """A matrix of the file as tiles on the device, which also does the work. Notebook 16, section 2.
 
     raw: its bytes, uint8 [rows, bytes of a row] (or any shape of as many).   name: the tensor's, for messages.
-    Raises TileError for another type than those in TILE_NAMES or columns that are no multiple of 32.
+    Raises TileError for another type than those in TILE_NAMES, columns that are no multiple of 32, or another number of
+    bytes than such a matrix has.
     """
     if type_ not in TILE_NAMES:
         allowed = ", ".join(t.name for t in TILE_NAMES)
@@ -173,7 +186,7 @@ def concatenate(parts: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 def interleave(gate: NDArray[np.uint8], up: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Eight rows of gate, eight of up, and so on: raw rows uint8 [F, n] each -> [2F, n]; F a multiple of 8.
 
-    A tile then has gate's row over up's of the same number: a lane that owns one owns both.
+    A tile then has gate's row over up's of the same number: a lane that owns one owns both (notebook 18).
     """
     F, n = gate.shape
     return np.concatenate([gate.reshape(F // 8, 8, n), up.reshape(F // 8, 8, n)], axis=1).reshape(2 * F, n)
@@ -182,6 +195,7 @@ def interleave(gate: NDArray[np.uint8], up: NDArray[np.uint8]) -> NDArray[np.uin
 def read_tiles(rt: Runtime, file: GGUFFile, *names: str, interleaved: bool = False) -> Tiles:
     """Matrices of a file as one: the rows of the first above those of the second and so on, or two interleaved.
 
+    names: tensors [rows_i, columns] of one type -> Tiles [sum of rows_i, columns] of that type. Notebook 16, section 2.
     Raises TileError where the matrices differ in type or columns, and as `repack`.
     """
     infos = [file.tensors[name] for name in names]

@@ -19,7 +19,7 @@ from rvllm.block_pool import blocks_needed
 from rvllm.config import LlamaConfig
 from rvllm.cpu_model import CpuModel, read_config
 from rvllm.cuda_model import CudaModel
-from rvllm.device import free_memory
+from rvllm.device import free_memory, shared_memory
 from rvllm.device_engine import DeviceEngine
 from rvllm.engine import Engine
 from rvllm.fast_model import FastModel
@@ -33,7 +33,7 @@ from rvllm.quantised_model import QuantisedModel
 from rvllm.runtime import Runtime
 from rvllm.sampling import ParameterError
 from rvllm.step_inputs import Limits
-from rvllm.tile_shapes import MAX_K_BLOCKS
+from rvllm.tile_shapes import MAX_K_BLOCKS, head_bytes
 from rvllm.tiles import TILE_NAMES
 from rvllm.workspace_model import WorkspaceModel
 
@@ -47,6 +47,8 @@ STEP_MODELS: dict[str, Any] = {
 }
 HALF_CACHE = ("paged_attention", "fused", "graph")
 PACKED = ("quantised", *HALF_CACHE)
+FUSED = ("fused", "graph")
+LEAST_SHARED = 64 << 10  # bytes that a block may have on every card from sm_75 on
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,26 @@ class Runner:
     max_num_batched_tokens: int
 
 
-def why_not(name: str, file: GGUFFile, config: LlamaConfig, block_size: int) -> str:
+def why_not(name: str, device: str, file: GGUFFile, config: LlamaConfig, block_size: int) -> str:
     """What keeps a file from running on a variant; empty if nothing does."""
     if name in HALF_CACHE:
         group = config.num_attention_heads // config.num_key_value_heads
         if block_size != PAGE:
             return f"block_size {block_size}, allowed {PAGE}"
-        # With 12 warps a block of attention has 12 x group x head size floats in shared memory, of which it has 48 KB.
-        if config.head_dim not in (64, 128) or group > (8 if config.head_dim == 64 else 7):
-            return f"heads of {config.head_dim}, {group} to a KV head; allowed 64, up to 8, or 128, up to 7"
+        if config.head_dim not in (64, 128) or group > 8:
+            return f"heads of {config.head_dim}, {group} to a KV head; allowed 64 or 128, up to 8"
         if config.num_attention_heads * config.head_dim != config.hidden_size:
             return f"{config.num_attention_heads} heads of {config.head_dim} at width {config.hidden_size}"
+    if name in FUSED and not _head_fits(device, config):
+        return f"width {config.hidden_size}; lm_head has {shared_memory(device):,} bytes of shared memory here"
     if name in PACKED:
         return _why_not_packed(file, config)
     return ""
+
+
+def _head_fits(device: str, config: LlamaConfig) -> bool:
+    needed = head_bytes(-(-config.hidden_size // 32))
+    return needed <= LEAST_SHARED or needed <= shared_memory(device)
 
 
 def _why_not_packed(file: GGUFFile, config: LlamaConfig) -> str:
@@ -117,7 +125,7 @@ def choose_variant(wanted: str | None, device: str, file: GGUFFile, block_size: 
     if wanted is not None and wanted not in NAMES:
         raise ParameterError(f"variant: found {wanted!r}; allowed: {', '.join(NAMES)}")
     name = wanted or ("graph" if device.startswith("cuda") else "f32")
-    reason = why_not(name, file, read_config(file), block_size)
+    reason = why_not(name, device, file, read_config(file), block_size)
     if not reason:
         return name, ""
     if wanted:

@@ -272,9 +272,11 @@ def test_a_record_names_variant_exactness_and_type(fast_path: Path, variant: str
     assert (found["variant"], found["exact"], found["model"]["type"]) == (variant, exact, type_)
     assert set(found) == RECORD_KEYS
     assert f"; {variant}{', exact' if exact else ''}; " in bench.sweep_table(found).splitlines()[0]
-    traffic = Traffic(2, prompt_lengths=(3, 5), output_lengths=(2, 3))
+    traffic = Traffic(2, prompt_lengths=(3, 5), output_lengths=(2, 3), repeats=3)
     served = bench.serve_traffic(subject, traffic, "emulator")
     assert (served["variant"], served["exact"], served["model"]["type"]) == (variant, exact, type_)
+    assert served["seconds"] == sorted(served["samples"]["seconds"])[1], "the median run"
+    assert "the median of 3 runs" in bench.traffic_table(served)
     json.dumps([found, served], allow_nan=False)
 
 

@@ -10,6 +10,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 import rvllm.llm
 from rvllm import variants
-from rvllm.cpu_model import CpuModel, DenseKVCache
+from rvllm.cpu_model import CpuModel, DenseKVCache, read_config
 from rvllm.device_engine import DeviceEngine
 from rvllm.engine import Engine, PromptError
 from rvllm.gguf import GGUFFile
@@ -259,6 +260,18 @@ def test_choices(path: Path, narrow: Path) -> None:
         assert variants.choose_variant("fused", device, covered, 16) == ("fused", "")
         name, remark = variants.choose_variant(None, device, covered, 32)
         assert name == "f32" and "block_size 32, allowed 16" in remark
+
+
+@pytest.mark.parametrize(("shared", "covered"), [(64 << 10, False), (227 << 10, True)])  # a T4's, an H200's
+def test_a_wide_model_needs_shared_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, covered: bool
+) -> None:
+    """The activations of eight tokens lie there while lm_head works."""
+    monkeypatch.setattr(variants, "shared_memory", lambda _device: shared)
+    file = GGUFFile(path)
+    shape = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    reason = variants.why_not("graph", "cuda", file, replace(read_config(file), **shape), 16)
+    assert reason == ("" if covered else "width 4096; lm_head has 65,536 bytes of shared memory here")
 
 
 # All that an LLM does, on the fast path -------------------------------------------------------------------------------

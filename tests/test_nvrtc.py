@@ -126,7 +126,8 @@ def config_of(D: int, F: int, H: int, K: int, vocab: int) -> LlamaConfig:
 
 MAIN = config_of(960, 2560, 15, 5, 49152)  # 360M
 SMALL = config_of(576, 1536, 9, 3, 49152)  # 135M
-WIDE_HEADS = config_of(896, 1536, 7, 1, 1000)  # heads of 128, seven to a KV head: the most that variants allow
+WIDE_HEADS = config_of(1024, 1536, 8, 1, 1000)  # heads of 128, eight to a KV head: the most that variants allow
+SEVEN_HEADS = config_of(896, 1536, 7, 1, 1000)
 WIDEST = config_of(512, 32 * MAX_K_BLOCKS, 8, 4, 1000)  # the most k-blocks that a product takes
 
 
@@ -181,6 +182,7 @@ def model_launches(card: Card) -> list[Launch]:
         (FastModel, WIDE_HEADS, "TileQ4_0", [one, eight, *wide], False),
         (FusedModel, WIDEST, "TileQ4_K", [one], True),
         (FusedModel, WIDE_HEADS, "TileF16", [eight], True),
+        (FusedModel, SEVEN_HEADS, "TileF16", [eight], False),
         (PagedAttentionModel, MAIN, "TileQ8_0", [step_of(2, 20, 2)], False),
         (QuantisedModel, SMALL, "TileQ4_1", [step_of(2, 20, 2)], False),
     ]

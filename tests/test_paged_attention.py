@@ -5,7 +5,7 @@ With RVLLM_TEST_DEVICE=cuda the same tests run on a GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,9 +90,15 @@ def problem(
 
 
 def attend(
-    rt: Runtime, p: Problem, splits: int = 1, warps: int = 4, prefetch: int = 1, hi_lo: int = 1
+    rt: Runtime,
+    p: Problem,
+    splits: int = 1,
+    warps: int = 4,
+    prefetch: int = 1,
+    hi_lo: int = 1,
+    rope: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output rows as float64 [N][K G d], and the halfs that they were made of."""
+    """Output rows as float64 [N][K G d], and the halfs that they were made of. With `rope` p.pages are changed."""
     bucket = len(p.rows) + 2
     rows = np.append(p.rows, [1 << 30] * 2).astype(np.int32)  # a read through one of these would leave the array
     sizes = {"HEAD_DIM": p.d, "GROUP": p.group, "KV_HEADS": KV_HEADS, "HI_LO": hi_lo}
@@ -102,19 +108,23 @@ def attend(
         "BLOCKS_PER_SM": 1,
         "EVERY_TOKEN": 0,
         "QKV_TYPE": "float" if p.qkv.dtype == np.float32 else "half",
+        "RAW_QKV": int(rope is not None),
     }
     out = rt.upload(np.full((len(p.owners), 1 + hi_lo, p.width), UNTOUCHED, np.float16))
     parts = rt.upload(np.full((bucket, KV_HEADS, splits, p.group * (p.d + 2)), np.nan, np.float32))
     chosen, count = rt.upload(rows), rt.upload(np.array([len(p.rows), 99], np.int32))
     host = (p.positions, p.owners, p.computed, p.tables)
+    pages, angles = rt.upload(p.pages), parts if rope is None else rt.upload(rope)
     arguments = [
-        *(rt.upload(p.qkv.view(np.float32)), rt.upload(p.pages), chosen, count),
-        *(*map(rt.upload, host), p.tables.shape[1], out, parts),
+        *(rt.upload(p.qkv.view(np.float32)), pages, chosen, count),
+        *(*map(rt.upload, host), p.tables.shape[1], angles, out, parts),
     ]
     rt.launch("paged_attention", (bucket, KV_HEADS, splits), 32 * warps, arguments, defines=sizes | tuning)
     if splits > 1:
         merge = (parts, chosen, count, out)
         rt.launch("attention_merge", (bucket, KV_HEADS), p.group * p.d, merge, defines=sizes | {"SPLITS": splits})
+    if rope is not None:
+        p.pages = rt.download(pages)
     halfs = rt.download(out)
     return halfs.astype(np.float64).sum(axis=1), halfs
 
@@ -186,6 +196,27 @@ def test_a_first_token_is_its_own_value(rt: Runtime) -> None:
     for token in p.rows:
         value = np.repeat(p.split_row(token)[2], 3, axis=0).ravel()
         assert np.abs(got[token] - value).max() <= 2.0**-20, "hi + lo keeps 22 bits"
+
+
+@pytest.mark.parametrize(("d", "group", "dtype"), [(64, 3, np.float16), (128, 1, np.float16), (64, 2, np.float32)])
+def test_turns_and_stores_its_own_token(rt: Runtime, d: int, group: int, dtype: Any) -> None:
+    """RAW_QKV: as if queries and keys had been turned, and keys and values stored, by a kernel before this one."""
+    p = problem(d, group, [(old, 1) for old in (0, 1, 15, 16, 40, 100)], dtype)
+    phases = np.exp(1j * np.outer(np.arange(128), 100.0 ** -np.linspace(0, 1, d // 2)))
+    rope = np.stack([phases.real, phases.imag], axis=-1).astype(np.float32)
+    turned, before, after = replace(p, qkv=p.qkv.astype(np.float64)), p.pages.copy(), p.pages.copy()
+    pairs = turned.qkv[:, : p.width + KV_HEADS * d].reshape(len(p.owners), -1, d).view(np.complex128)
+    pairs *= phases[p.positions][:, None]
+    for token in p.rows:
+        _, key, value = turned.split_row(token)
+        page, cell = after[p.tables[token, p.positions[token] // PAGE]], p.positions[token] % PAGE
+        before_page = before[p.tables[token, p.positions[token] // PAGE]]
+        page[0].reshape(KV_HEADS, PAGE, d)[:, cell], page[1].reshape(KV_HEADS, d, PAGE)[:, :, cell] = key, value
+        before_page[0].reshape(KV_HEADS, PAGE, d)[:, cell] = before_page[1].reshape(KV_HEADS, d, PAGE)[:, :, cell] = 9
+    p.pages = before  # what the cells held before does not matter
+    got, halfs = attend(rt, p, rope=rope)
+    check(turned, got, halfs, FLOAT_LIKE)
+    assert np.abs(p.pages[1:].astype(np.float64) - after[1:]).max() <= 2.0**-9, "keys and values of the step, as halfs"
 
 
 def test_no_rows(rt: Runtime) -> None:

@@ -10,3 +10,13 @@ def idle(n: int) -> float:
 def may_start_early(names: list[str], own: set[str]) -> list[bool]:
     behind = [None, *names[:-1]]
     return [name in own and before in own for name, before in zip(names, behind[: len(names)], strict=True)]
+
+
+# Not only the kernel just before: until this one has waited, any kernel of the step may still be at work.
+def early_reads(step: list[tuple[list[str], set[str]]]) -> list[int]:
+    written: set[str] = set()
+    found = []
+    for reads, writes in step:
+        found.append(next((i for i, name in enumerate(reads) if name in written), len(reads)))
+        written |= writes
+    return found

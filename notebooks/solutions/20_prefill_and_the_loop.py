@@ -19,3 +19,11 @@ def kth_largest(values: np.ndarray, k: int) -> int:
         k -= int((digits > digit).sum())
         values, found = values[digits == digit], found << 8 | digit
     return found
+
+
+def makespan(lengths: list[int], slots: int) -> int:
+    free = [0] * slots
+    for length in lengths:
+        slot = free.index(min(free))
+        free[slot] += length
+    return max(free)

@@ -11,10 +11,9 @@
 // so that the scores a lane gets (columns 2q and 2q + 1 of two products t) are those of tokens 4q to 4q + 3: the ones
 // whose values it holds. Nothing moves between lanes from the scores to the weighted sum.
 #pragma once
+#include "kv_place.cuh"
 #include "memory.cuh"
 #include "mma.cuh"
-
-#define PAGE 16  // tokens in a page: the depth of the second product
 
 struct Page {
     uint4 keys[2][HEAD_DIM / 32];

@@ -9,15 +9,16 @@
 #include "mma.cuh"
 
 // Fragments of one k-block: lane (g, q) takes the halfs 8q .. 8q + 7 of column 8t + g. Columns past the last repeat it,
-// since nobody reads their sums. k-blocks past the last count as zeros.
-template <int ColumnTiles, int KBlocks>
+// since nobody reads their sums. k-blocks past the last count as zeros; EVEN says that there are none.
+template <int ColumnTiles, int KBlocks, bool EVEN>
 __device__ inline void load_columns(uint4* columns, const half* activations, int k_block, int num_columns) {
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, k = min(k_block, KBlocks - 1) * 32 + q * 8;
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int k = (EVEN ? k_block : min(k_block, KBlocks - 1)) * 32 + q * 8;
 #pragma unroll
     for (int t = 0; t < ColumnTiles; t++) {
         const size_t column = min(t * 8 + g, num_columns - 1);
         columns[t] = load_fresh((const uint4*)(activations + column * KBlocks * 32 + k));
-        if (k_block >= KBlocks) columns[t] = make_uint4(0, 0, 0, 0);
+        if (!EVEN && k_block >= KBlocks) columns[t] = make_uint4(0, 0, 0, 0);
     }
 }
 

@@ -6,20 +6,21 @@
 // qkv QKV_TYPE [N][(GROUP + 2) * KV_HEADS * HEAD_DIM], halfs as a float view; pages half [num_blocks][2][KV_HEADS]
 // [16 * HEAD_DIM]; rows int [bucket], the tokens to do, num_rows int, how many; positions, owners int [N]; computed int
 // [B], tokens cached before this step; block_tables int [B][max_blocks]; out, parts [bucket][KV_HEADS][splits]: see
-// attention_store.cuh. parts is left alone if there is one split.
+// attention_store.cuh. parts is left alone if there is one split.   rope: see attention_own.cuh; with RAW_QKV only.
 // Launch: grid (bucket, KV_HEADS, splits), block 32 * WARPS, a multiple of HEAD_DIM. BLOCKS_PER_SM limits registers.
 // Fast: the GROUP heads share each page that is read, in tensor cores; a warp has PREFETCH pages under way, the first
 // from before the kernel that makes qkv has ended; warps meet at one barrier.
 // Limit: latency for few tokens, memory bandwidth for many: 4 * HEAD_DIM bytes for a cached token and KV head.
 #include "attention_combine.cuh"
+#include "attention_own.cuh"
 #include "attention_ring.cuh"
 #include "attention_store.cuh"
 #include "dependent.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
-    paged_attention(const float* qkv, const half* pages, const int* rows, const int* num_rows, const int* positions,
-                    const int* owners, const int* computed, const int* block_tables, int max_blocks, half* out,
-                    float* parts) {
+    paged_attention(const float* qkv, half* pages, const int* rows, const int* num_rows, const int* positions,
+                    const int* owners, const int* computed, const int* block_tables, int max_blocks, const float* rope,
+                    half* out, float* parts) {
     __shared__ Parts shared;
     let_next_kernel_start();
     // Lookups depend on each other: what can be asked for at once is. A block past the end looks at the last row.
@@ -37,6 +38,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
     int num_pages = (position + PAGE - 1) / PAGE;
     int old_pages = position <= computed[owner] ? num_pages : computed[owner] / PAGE;
     ring.fill(0, old_pages);
+    Angles angles;
+    if (RAW_QKV) load_angles(angles, rope, position);
     wait_for_previous_kernel();
     ring.fill(old_pages, num_pages);
 
@@ -46,14 +49,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
     const float scale = 1.44269504f / sqrtf(HEAD_DIM);  // log2(e) / sqrt(HEAD_DIM): powers of two from here on
     Query query;
     Softmax softmax;
-    load_query(query, heads);
+    OwnKey own_key;
+    const bool is_last_warp = threadIdx.x / 32 == WARPS - 1;  // it has the fewest pages
+    if (is_last_warp) own_key.load(key);
     float own_value = load_fresh(key + KV_HEADS * HEAD_DIM + threadIdx.x % HEAD_DIM);
-    own_scores(heads, key, scale, shared.largest[WARPS]);
+    load_query(query, heads, angles);
+    if (is_last_warp) own_key.score(query, angles, scale, shared.largest[WARPS]);
     if (threadIdx.x < GROUP) shared.sum[WARPS][threadIdx.x] = blockIdx.z == 0;  // the first split counts the token
     start_softmax(softmax);
     ring.attend(query, position, scale, softmax);
     share_softmax(softmax, shared);
     __syncthreads();
+    Place place = place_of(token, positions, owners, block_tables, max_blocks);
+    if (RAW_QKV && blockIdx.z == 0) store_own(key, rope, place, kv_head, pages);
 
     float* part = parts + ((long long)(blockIdx.x * KV_HEADS + kv_head) * gridDim.z + blockIdx.z) * PART_FLOATS;
     for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 32 * WARPS) {  // i % HEAD_DIM stays that of own_value

@@ -8,6 +8,7 @@
 //   multiply  activations go from the second cache straight into fragments
 //   share     leave the sums of one row tile; after __syncthreads, total() gives a finished element
 // From 32 columns on, scales are folded into the weights (one more rounding), and the sums stay in the tensor cores.
+// EVEN: every warp has all its k-blocks, so nothing is clamped. From 32 columns on the clamped code is faster (measured).
 #pragma once
 #include "columns.cuh"
 #include "tile.cuh"
@@ -18,7 +19,7 @@ struct Product {
     static const int ROWS_PER_TOKEN = HiLo ? 2 : 1, TOKENS = 8 * ColumnTiles / ROWS_PER_TOKEN, THREADS = 32 * Warps;
     static const int STRIDE = 20, SHARED = Warps * TOKENS * STRIDE;  // floats; 16 rows, and 4 against bank conflicts
     static const int AT_ONCE = ColumnTiles * BlocksPerWarp <= 16 ? BlocksPerWarp : 16 / ColumnTiles;
-    static const bool FOLDED = ColumnTiles >= 4 && !HiLo;
+    static const bool FOLDED = ColumnTiles >= 4 && !HiLo, EVEN = ColumnTiles < 4 && Warps * BlocksPerWarp == KBlocks;
     Tile tiles[RowTiles][BlocksPerWarp];
     float sums[RowTiles][ColumnTiles * 4];
 
@@ -28,8 +29,10 @@ struct Product {
         for (int r = 0; r < RowTiles; r++) {
             const size_t row_tile = min(first_row_tile + r, num_row_tiles - 1);
 #pragma unroll
-            for (int i = 0; i < BlocksPerWarp; i++)
-                tiles[r][i].load(matrix + (row_tile * KBlocks + min(k_block + i, KBlocks - 1)) * Tile::BYTES);
+            for (int i = 0; i < BlocksPerWarp; i++) {
+                const int k = EVEN ? k_block + i : min(k_block + i, KBlocks - 1);
+                tiles[r][i].load(matrix + (row_tile * KBlocks + k) * Tile::BYTES);
+            }
 #pragma unroll
             for (int i = 0; i < ColumnTiles * 4; i++) sums[r][i] = 0;
         }
@@ -42,7 +45,7 @@ struct Product {
             uint4 columns[AT_ONCE][ColumnTiles];
 #pragma unroll
             for (int i = i0; i < i0 + AT_ONCE && i < BlocksPerWarp; i++)
-                load_columns<ColumnTiles, KBlocks>(columns[i - i0], activations, k_block + i, num_columns);
+                load_columns<ColumnTiles, KBlocks, EVEN>(columns[i - i0], activations, k_block + i, num_columns);
             __syncwarp();  // keeps the compiler from moving these loads between the products
 #pragma unroll
             for (int i = i0; i < i0 + AT_ONCE && i < BlocksPerWarp; i++)

@@ -4,7 +4,7 @@
 //
 // A rank has 55 bits: 32 of the logit, turned so that larger logits give smaller numbers, then 23 of the id. No two
 // tokens of a row share a rank, so "the n likeliest" is always "every rank up to some limit": there are no ties left.
-// first_rank: every thread of the block calls it. blockDim.x must be a multiple of 32, up to 1,024.
+// first_rank, first_of_block: every thread of the block calls them. blockDim.x a multiple of 32, up to 1,024.
 #pragma once
 
 typedef unsigned long long Rank;
@@ -31,11 +31,9 @@ __device__ inline int id_of(Rank rank) { return (int)(rank & LAST_ID); }
 
 __device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// The first rank of a row: that of its largest logit, of the lowest id that has it; 0 if a NaN is among them.
-__device__ inline Rank first_rank(const float* logits, int vocab) {
+// The first of the threads' ranks, for all of them.
+__device__ inline Rank first_of_block(Rank first) {
     __shared__ Rank of_warp[32];
-    Rank first = LAST_RANK;
-    for (int id = threadIdx.x; id < vocab; id += blockDim.x) first = min(first, rank_of(logits[id], id));
     for (int distance = 16; distance > 0; distance /= 2) {
         first = min(first, __shfl_xor_sync(0xffffffff, first, distance));
     }
@@ -44,4 +42,19 @@ __device__ inline Rank first_rank(const float* logits, int vocab) {
     __syncthreads();
     for (int warp = 0; warp < blockDim.x / 32; warp++) first = min(first, of_warp[warp]);
     return first;
+}
+
+// The first rank of a row: that of its largest logit, of the lowest id that has it; 0 if a NaN is among them.
+// Four logits are one load where rows begin at multiples of 16 bytes.
+__device__ inline Rank first_rank(const float* logits, int vocab) {
+    Rank first = LAST_RANK;
+    int quads = vocab % 4 == 0 ? vocab / 4 : 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < quads; i += blockDim.x) {
+        float4 four = ((const float4*)logits)[i];
+        first = min(first, min(rank_of(four.x, 4 * i), rank_of(four.y, 4 * i + 1)));
+        first = min(first, min(rank_of(four.z, 4 * i + 2), rank_of(four.w, 4 * i + 3)));
+    }
+    for (int id = 4 * quads + threadIdx.x; id < vocab; id += blockDim.x) first = min(first, rank_of(logits[id], id));
+    return first_of_block(first);
 }
