@@ -5,6 +5,7 @@
 // Part WARPS is the token itself: its score, its weight 1 (0 where another block counts it), its value as the vector.
 #pragma once
 #include "attention_softmax.cuh"
+#include "attention_store.cuh"
 
 struct alignas(8) Parts {
     float vector[WARPS][GROUP][HEAD_DIM + 8];  // with 8 more, heads that are written together fall into other banks
@@ -39,4 +40,13 @@ __device__ inline Weighted combine(const Parts& parts, int head, int dimension, 
         all.value += factor * parts.vector[w][head][dimension];
     }
     return all;
+}
+
+// All elements of the group, to `out`, or where the context is split to `part`. own_value: at threadIdx.x % HEAD_DIM.
+__device__ inline void finish(const Parts& parts, float own_value, half* out, int token, int kv_head, float* part) {
+    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 32 * WARPS) {  // a multiple of HEAD_DIM
+        Weighted all = combine(parts, i / HEAD_DIM, i % HEAD_DIM, own_value);
+        if (gridDim.z == 1) store_output(out, token, kv_head * GROUP * HEAD_DIM + i, __fdividef(all.value, all.sum));
+        else store_part(part, i, all.largest, all.sum, all.value);
+    }
 }

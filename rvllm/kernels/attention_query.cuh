@@ -30,7 +30,3 @@ __device__ inline void load_query(Query& query, const QKV_TYPE* heads, const Ang
         }
     }
 }
-
-The newest key is not in the pages: it lies in the token's row, as the projection wrote it. Its scores are one more product, with the key's halfs in column 0 and what they lost in column 1. A first version of this kernel took them by shuffles, a head to a warp, *after* the query had come: one more trip to the second cache, and everybody waited for it. Asked for together with the query, and multiplied by the warp that has the fewest pages, they made a whole step of one sequence some 10 us faster on an H200 (0.34 ms before), a third of a microsecond a layer.
-
-(`RAW_QKV` and `store_own` are for notebook 20; here they do nothing.)

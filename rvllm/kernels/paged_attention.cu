@@ -14,7 +14,6 @@
 #include "attention_combine.cuh"
 #include "attention_own.cuh"
 #include "attention_ring.cuh"
-#include "attention_store.cuh"
 #include "dependent.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
@@ -64,9 +63,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
     if (RAW_QKV && blockIdx.z == 0) store_own(key, rope, place, kv_head, pages);
 
     float* part = parts + ((long long)(blockIdx.x * KV_HEADS + kv_head) * gridDim.z + blockIdx.z) * PART_FLOATS;
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 32 * WARPS) {  // i % HEAD_DIM stays that of own_value
-        Weighted all = combine(shared, i / HEAD_DIM, i % HEAD_DIM, own_value);
-        if (gridDim.z == 1) store_output(out, token, kv_head * GROUP * HEAD_DIM + i, __fdividef(all.value, all.sum));
-        else store_part(part, i, all.largest, all.sum, all.value);
-    }
+    finish(shared, own_value, out, token, kv_head, part);
 }
