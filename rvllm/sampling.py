@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -147,13 +148,15 @@ class SamplingState:
     index: int = 0
     output_token_ids: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def rng(self) -> Any:
+        """The generator, made when somebody draws: arg-max never does, and making one takes tens of microseconds."""
         seed = self.params.seed
-        self.rng = np.random.default_rng(None if seed is None else [int(seed), self.index])
+        return np.random.default_rng(None if seed is None else [int(seed), self.index])
 
     def rewind(self) -> None:
         """Take back numbers that were drawn for a token which never came out, as when a step failed after sampling."""
-        self.__post_init__()
+        self.__dict__.pop("rng", None)
         self.rng.random(len(self.output_token_ids))
 
 

@@ -44,17 +44,28 @@ __device__ inline Rank first_of_block(Rank first) {
     return first;
 }
 
+// The largest logit that a thread has seen, in order of ids. A rank is made of it once, at the end.
+struct Largest {
+    float logit = __uint_as_float(0xff800000u);  // minus infinity
+    int id = LAST_ID;
+    bool saw_nan = false;
+
+    __device__ void take(float other, int other_id) {
+        saw_nan |= other != other;
+        if (other > logit) logit = other, id = other_id;
+    }
+};
+
 // The first rank of a row: that of its largest logit, of the lowest id that has it; 0 if a NaN is among them.
 // Four logits are one load where rows begin at multiples of 16 bytes.
 __device__ inline Rank first_rank(const float* logits, int vocab) {
-    Rank first = LAST_RANK;
+    Largest largest;
     int quads = vocab % 4 == 0 ? vocab / 4 : 0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < quads; i += blockDim.x) {
         float4 four = ((const float4*)logits)[i];
-        first = min(first, min(rank_of(four.x, 4 * i), rank_of(four.y, 4 * i + 1)));
-        first = min(first, min(rank_of(four.z, 4 * i + 2), rank_of(four.w, 4 * i + 3)));
+        for (int k = 0; k < 4; k++) largest.take(((const float*)&four)[k], 4 * i + k);
     }
-    for (int id = 4 * quads + threadIdx.x; id < vocab; id += blockDim.x) first = min(first, rank_of(logits[id], id));
-    return first_of_block(first);
+    for (int id = 4 * quads + threadIdx.x; id < vocab; id += blockDim.x) largest.take(logits[id], id);
+    return first_of_block(largest.saw_nan ? 0 : rank_of(largest.logit, largest.id));
 }
