@@ -126,6 +126,7 @@ def test_types_of_weights(rt: Runtime, tmp_path: Path, type_: Type, shape: FastS
     "shape",
     [
         FastShape(layers=1, H=7, K=1, d=128, F=64),
+        FastShape(layers=1, H=8, K=1, d=128, F=64),
         FastShape(layers=1, H=3, K=3, d=128, F=32),
         FastShape(layers=1, H=2, K=2, F=32),
         FastShape(layers=1, H=10, K=2, F=64),

@@ -444,3 +444,10 @@ def test_more_sequences_than_the_largest_step_has_tokens(path: Path, expected: l
     with open_llm(path, max_num_seqs=64, max_num_batched_tokens=3) as llm:
         assert llm.engine.scheduler.max_num_seqs <= 3
         assert ids(llm.generate(PROMPTS[:3], GREEDY)) == expected[:3]
+
+
+def test_a_step_beyond_the_last_power_of_two(path: Path, cpu: LLM) -> None:
+    """With 96 tokens at most a step of 80 takes arrays for 96, not for 128."""
+    prompt = list(range(5, 85))
+    with open_llm(path, max_num_batched_tokens=96) as llm:
+        assert ids(llm.generate([prompt], GREEDY)) == ids(cpu.generate([prompt], GREEDY))
