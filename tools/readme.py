@@ -14,6 +14,7 @@ PART1 = "<!-- part1:begin -->\n", "<!-- part1:end -->\n"
 PART2 = "<!-- part2:begin -->\n", "<!-- part2:end -->\n"
 PART3 = "<!-- part3:begin -->\n", "<!-- part3:end -->\n"
 BENCH = "<!-- bench:begin -->\n", "<!-- bench:end -->\n"
+PART4 = "<!-- part4:begin -->\n", "<!-- part4:end -->\n"
 SHOWN = ("throughput", "step_time")  # of the figures, those that matter most
 
 
@@ -125,6 +126,35 @@ def record_source(record: dict[str, Any]) -> str:
     return ", ".join(filter(None, [record.get("how", "`rvllm bench`"), record.get("source")]))
 
 
+def part4_table(sweeps: list[dict[str, Any]], requests: list[dict[str, Any]]) -> str:
+    """What the fast path reaches: a column for each sweep and the run with requests that belongs to it."""
+    rows = [[f"decode, {count(batch, 'sequence')}", *speeds(sweeps, batch)] for batch in (1, 8, 32, 64, 256)]
+    for batch in (1, 32, 256):
+        times = [f"{at_batch(sweep, batch)['first_token_ms']:.1f} ms" for sweep in sweeps]
+        rows.append([f"first tokens of {count(batch, 'prompt')} of {sweeps[0]['prompt_tokens']} tokens", *times])
+    lengths = "{:,} to {:,}".format(*requests[0]["output_lengths"])
+    about = f"{requests[0]['requests']} requests of {lengths} random tokens, all at once"
+    rows.append([about, *(f"{record['output_tok_s']:,.0f} tokens/s" for record in requests)])
+    head = [f"{record['card']}, {record['date']}{', again' * (number > 0)}" for number, record in enumerate(sweeps)]
+    lines = [f"| | {' | '.join(head)} |", "|---|" + "--:|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*lines, ""])
+
+
+def at_batch(sweep: dict[str, Any], batch: int) -> dict[str, Any]:
+    """The row of a batch size, prompts given as ids."""
+    return next(row for row in sweep["rows"] if row["batch"] == batch and not row.get("text"))
+
+
+def speeds(sweeps: list[dict[str, Any]], batch: int) -> list[str]:
+    """Decoded tokens per second in each sweep."""
+    return [f"{at_batch(sweep, batch)['decode_tok_s']:,.0f} tokens/s" for sweep in sweeps]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 prompt`, `32 prompts`."""
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
 def generated(readme: str, begin: str, end: str, text: str) -> str:
     """README with the part between two markers made anew."""
     before, rest = readme.split(begin)
@@ -147,6 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     new = generated(new, *PART2, part2_table(read("part2_h200.json")))
     new = generated(new, *PART3, part3_table([read("part3_cpu.json"), read("part3_h200.json")]))
     new = generated(new, *BENCH, bench_block())
+    runs = ("", "_again")
+    sweeps = [read(f"h200_rvllm_graph{run}.json") for run in runs]
+    new = generated(new, *PART4, part4_table(sweeps, [read(f"h200_rvllm_graph_requests{run}.json") for run in runs]))
     if arguments.check and new != old:
         print("README.md: its generated part is not current; run: python tools/readme.py")
         return 1
