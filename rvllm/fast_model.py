@@ -31,7 +31,7 @@ QUERY_TILE = 64  # tokens of a prompt that a block of prefill_attention takes
 
 
 class Queries:
-    """How the attention of a wide step is shared out, on the device. Notebook 20, section 4.
+    """How the attention of a wide step is shared out, on the device. Notebook 20, section 5.
 
     One new token of a sequence: paged_attention, rows [num_rows].   Several: prefill_attention, in tiles
     [num_tiles, 2] of up to 64 consecutive tokens, {first, number}.
@@ -110,7 +110,7 @@ class FastModel(GraphModel):
 
     def __init__(self, file: Any, rt: Runtime, cache: HalfKVCache, limits: Limits, exact: bool = False) -> None:
         super().__init__(file, rt, cache, limits, exact)
-        # cuBLAS's tensor-core products want multiples of 8; a vocabulary that is none keeps to the packed weights.
+        # As halfs a matrix has whole tiles of 16 rows; a vocabulary that is no multiple keeps to the packed weights.
         self.can_be_wide = not exact and self.config.vocab_size % 16 == 0
         if not self.can_be_wide:
             return
@@ -123,7 +123,10 @@ class FastModel(GraphModel):
         rt.synchronize()
 
     def shape_of(self, step: Step) -> tuple[Any, ...]:
-        """As GraphModel's; of a wide step tokens, rows, whether there are single tokens, and tiles of prompts."""
+        """As GraphModel's; of a wide step tokens, rows, single tokens, tiles of prompts, and the shape of attention.
+
+        With prompts there are two numbers of rows only, 16 or the capacity: fewer graphs.
+        """
         if not self.can_be_wide or len(step.token_ids) <= WIDE:
             return super().shape_of(step)
         counts = np.diff(step.query_start_loc)
@@ -168,7 +171,7 @@ class FastModel(GraphModel):
         F = self.config.intermediate_size
         hidden, attended, activations = w.hidden[:n], w.attended[:n], w.activations[:n]
         x, qkv, gate_up = w.x[:n], self.half_qkv[:n], self.half_gate_up[:n]
-        if index:
+        if index:  # the embedding has left `hidden` for the first layer
             self.add_norm(program, layer.attn_norm, n)
         program.call(partial(self.gemm, hidden, half.qkv, qkv))
         if tiles:

@@ -38,7 +38,7 @@ class OverlappedEngine(DeviceEngine):
         times.append(time.perf_counter())
         flight = self._start(schedule) if schedule else None
         answers, sampled = before.land() if before else ([], [])
-        times += [time.perf_counter()] * 2
+        times += [time.perf_counter()] * 2  # the device samples too, in the same time
         if schedule:
             self.on_step(schedule, times[0])
         if before:

@@ -57,7 +57,7 @@ def warps_for(k_blocks: int) -> int:
 class QuantisedModel(WorkspaceModel):
     """`WorkspaceModel` with weights packed as in the file, and products on the tensor cores. Notebook 16, section 6.
 
-    Activations are hi/lo halfs: as accurate as float32, and free for up to 4 tokens. exact: makes no difference.
+    Activations are hi/lo halfs: as accurate as float32, and nearly free for up to 4 tokens. exact: makes no difference.
     Raises TileError, ConfigError, DeviceMemoryError.
     """
 

@@ -3,7 +3,7 @@
 // Where a token's keys and values lie: which cache block, and which cell of it. Every thread of a block may ask.
 //
 // pages of a layer: half [num_blocks][2][KV_HEADS][16 * HEAD_DIM]: the keys of a block as [16 tokens][HEAD_DIM], the
-// values transposed, [HEAD_DIM][16 tokens]: so both are read 16 bytes a lane, straight into tensor-core fragments.
+// values transposed, [HEAD_DIM][16 tokens]: read 16 and 8 bytes a lane, straight into tensor-core fragments.
 #pragma once
 #include <cuda_fp16.h>
 

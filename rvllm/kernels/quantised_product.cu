@@ -5,8 +5,8 @@
 // tiles unsigned char [ceil(rows / 16)][K_BLOCKS][TILE::BYTES], TILE a struct of tile.cuh; x half [N][32 K_BLOCKS] or,
 // with HI_LO, [2N] (activations.cu); y float [N][rows]; counts[0] = N. `factor` undoes the one of the activations.
 // Launch: grid (row tiles, groups of 8 rows of x), 32 WARPS threads.
-// Faster than matvec_v3: a product with 8 columns costs as much as one with a single column. They are 8 tokens, or 4 in
-// two parts each, or one token in two parts and six columns unused: that precision is free as long as columns are left.
+// As fast as matvec_v3 for one token: an mma has 8 columns, used or not. They are 8 tokens, or 4 in two parts each, or
+// one token in two parts and six columns unused: that precision takes no instruction more as long as columns are left.
 // Limit: memory bandwidth where there are many row tiles; with few, the time from the first load to the last sum.
 #include "dependent.cuh"
 #include "tile.cuh"

@@ -2,7 +2,7 @@
 
 // One row of logits as a distribution in integers, and running sums of it over the threads of a block.
 //
-// mass: exp((logit - largest) / temperature) in units of 2^-44: 2^44 for the likeliest token, at least. Integers add up
+// mass: exp((logit - largest) / temperature) in units of 2^-44: 2^44 for the likeliest token. Integers add up
 // to the same sum in any order, so every pass over the row, and every run, agrees to the last bit. Sums of 2^19 tokens
 // fit into 63 bits; a token less likely than 2^-44 times the likeliest has no mass and is never drawn.
 // Every thread of the block calls running_sum. blockDim.x must be a multiple of 32, up to 1,024.
