@@ -152,7 +152,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure speed and memory. A table goes to stdout; what it means is in notebook 13."
     model = parser.add_mutually_exclusive_group().add_argument
     model("--model", default="smollm2-135m", help=f"{MODEL_HELP} (default: %(default)s)")
-    model("--random-weights", metavar="SIZE", help="a model of random weights instead: 360M, 135M or tiny")
+    model("--random-weights", metavar="SIZE", help="a model of random weights instead: 360M, 135M, small or tiny")
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:N or emulator (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write all numbers there, each single sample among them")
