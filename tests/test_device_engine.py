@@ -6,8 +6,6 @@ but one starts, on a cache full of NaN, and in order. An engine that read a toke
 
 from __future__ import annotations
 
-import gc
-import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -27,7 +25,22 @@ from rvllm.sampling import LogitsError, SamplingParams, SamplingState, sample
 from rvllm.scheduler import check_invariants
 from rvllm.trace import Trace
 from tests import toy
-from tests.test_engine import GREEDY, LONG, Fault, byte_token, check_empty, fail_once, ids, same_answer
+from tests.test_engine import (
+    GREEDY,
+    LONG,
+    LOSSES,
+    Fault,
+    byte_token,
+    check_conversation,
+    check_empty,
+    computed_in,
+    fail_once,
+    ids,
+    leave_streams_half_way,
+    lose_a_stream,
+    same_answer,
+    twice_and_together,
+)
 from tests.test_llm import Script
 
 Job = tuple[int, list[int], SamplingParams]  # arrives before this step, prompt, parameters
@@ -395,19 +408,13 @@ def test_finished_requests_come_out_while_there_are_unfinished_ones(overlapped):
 
 @pytest.mark.parametrize(("length", "cached"), [(31, 16), (32, 16), (33, 32)])
 def test_a_prompt_that_is_cached_in_full(make, alone, length, cached):
-    llm = make(block_size=16)
-    results = [llm.generate(ids(length), GREEDY)[0] for _ in range(2)] + llm.generate([ids(length)] * 2, GREEDY)
+    results = twice_and_together(make(block_size=16), ids(length))
     assert [r.outputs for r in results] == [alone(ids(length))] * 4
     assert [r.metrics.num_cached_tokens for r in results] == [0, cached, cached, cached]
 
 
 def test_a_conversation_computes_only_what_is_new(make):
-    llm = make(block_size=4)
-    said = ids(10)
-    for turn in range(4):
-        result = llm.generate(said, GREEDY)[0]
-        assert result.metrics.num_cached_tokens == (turn > 0) * ((len(said) - 4) // 4 * 4)
-        said = [*said, *result.outputs[0].token_ids, *ids(3, turn)]
+    check_conversation(make(block_size=4))
 
 
 # Preempted at any moment ----------------------------------------------------------------------------------------------
@@ -483,28 +490,15 @@ def test_abort_after_any_step(make, alone, which, caching):
 @pytest.mark.parametrize("caching", [False, True])
 def test_streams_left_half_way_free_their_blocks(make, alone, caching):
     llm = make(block_size=4, num_blocks=17, enable_prefix_caching=caching)
-    keep, close, drop = (llm.stream(ids(6, seed), LONG) for seed in range(3))
-    text = next(keep) + next(keep)
-    next(close)
-    close.close()
-    next(drop)
-    del drop
-    assert text + "".join(keep) == alone(ids(6, 0), LONG)[0].text
+    text, _ = leave_streams_half_way(llm)
+    assert text == alone(ids(6, 0), LONG)[0].text
     check_empty(llm)
 
 
 def test_a_stream_collected_in_the_middle_of_a_step(make, alone, monkeypatch):
-    for steps, params in ((2, LONG), (0, SamplingParams(max_tokens=1)), (0, LONG)):
+    for steps, params in LOSSES:
         llm = make(block_size=4)
-        lost, kept = llm.stream(ids(9, 1), params), llm.stream(ids(6), LONG)
-        lost.itself = lost
-        for _ in range(steps):
-            llm.engine.step()
-        del lost
-        with monkeypatch.context() as patch:
-            start = llm.engine.model.start
-            patch.setattr(llm.engine.model, "start", lambda *args, start=start: (gc.collect(), start(*args))[1])
-            llm.engine.step()
+        kept = lose_a_stream(llm, monkeypatch, "start", steps, params)
         assert len(llm.engine.requests) == 1
         assert "".join(kept) == alone(ids(6), LONG)[0].text
         check_empty(llm)
@@ -585,15 +579,5 @@ def test_a_trace_accounts_for_every_token_computed(make, alone):
     results = llm.generate([ids(9), ids(9, 1), ids(6, 2)], GREEDY)
     metrics = llm.engine.metrics
     assert [r.outputs for r in results] == [alone(ids(9)), alone(ids(9, 1)), alone(ids(6, 2))]
-    assert len(trace.steps) == metrics.num_steps
-    assert sum(n for s in trace.steps for _, n in s.computed.values()) == metrics.num_computed_tokens
     assert metrics.num_preemptions > 0
-    assert all(a.start < a.end <= b.start for a, b in itertools.pairwise(trace.steps))
-    done: dict[str, int] = {}
-    for step in trace.steps:
-        done |= dict.fromkeys(step.preempted, 0)
-        for label, (first, n) in step.computed.items():
-            assert first == done.get(label, 0) or (done.get(label, 0) == 0 and first % 4 == 0)
-            done[label] = first + n
-            assert len(step.block_tables[label]) == -(-done[label] // 4)
-    assert done == {"0": 9 + 11, "1": 9 + 11, "2": 6 + 11}
+    assert computed_in(trace.steps, metrics, block_size=4) == {"0": 9 + 11, "1": 9 + 11, "2": 6 + 11}

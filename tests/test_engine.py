@@ -20,12 +20,13 @@ import pytest
 import rvllm.engine
 from rvllm import emulator, prefix_cache
 from rvllm.cpu_model import DenseKVCache
-from rvllm.engine import PromptError, Request
-from rvllm.llm import LLM
-from rvllm.outputs import CompletionOutput
+from rvllm.engine import EngineMetrics, PromptError, Request
+from rvllm.llm import LLM, TextStream
+from rvllm.outputs import CompletionOutput, RequestOutput
 from rvllm.sampling import LogitsError, ParameterError, SamplingParams
 from rvllm.scheduler import check_invariants
 from rvllm.step import make_step
+from rvllm.trace import StepRecord
 from tests import toy
 from tests.test_llm import Script
 from tests.test_oracle import NEAR_TIE, ORACLE, same_up_to_near_ties
@@ -96,6 +97,66 @@ def check_empty(llm: LLM) -> None:
     assert (scheduler.running, list(scheduler.waiting), llm.engine.requests) == ([], [], {})
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
     assert not any(scheduler.pool.ref_counts)
+
+
+# What every engine must stand; tests/test_device_engine.py calls these too --------------------------------------------
+
+
+def leave_streams_half_way(llm: LLM) -> tuple[str, TextStream]:
+    """Of three streams one is closed and one just dropped: the text of the third, and the one that was closed."""
+    keep, close, drop = (llm.stream(ids(6, seed), LONG) for seed in range(3))
+    text = next(keep) + next(keep)
+    next(close)
+    close.close()
+    next(drop)
+    del drop
+    return text + "".join(keep), close
+
+
+LOSSES = ((2, LONG), (0, SamplingParams(max_tokens=1)), (0, LONG))  # steps before it is lost, what it asked for
+
+
+def lose_a_stream(llm: LLM, monkeypatch, method: str, steps: int, params: SamplingParams) -> TextStream:
+    """A stream dies in this method of the model, where garbage is collected; the other stream."""
+    lost, kept = llm.stream(ids(9, 1), params), llm.stream(ids(6), LONG)
+    lost.itself = lost
+    for _ in range(steps):
+        llm.engine.step()
+    del lost
+    with monkeypatch.context() as patch:
+        real = getattr(llm.engine.model, method)
+        patch.setattr(llm.engine.model, method, lambda *args: (gc.collect(), real(*args))[1])
+        llm.engine.step()
+    return kept
+
+
+def twice_and_together(llm: LLM, prompt: list[int]) -> list[RequestOutput]:
+    """The same prompt twice, then two copies in one batch."""
+    return [llm.generate(prompt, GREEDY)[0] for _ in range(2)] + llm.generate([prompt] * 2, GREEDY)
+
+
+def check_conversation(llm: LLM) -> None:
+    """Each turn computes what is new, in blocks of 4."""
+    said = ids(10)
+    for turn in range(4):
+        result = llm.generate(said, GREEDY)[0]
+        assert result.metrics.num_cached_tokens == (turn > 0) * ((len(said) - 4) // 4 * 4)
+        said = [*said, *result.outputs[0].token_ids, *ids(3, turn)]
+
+
+def computed_in(steps: list[StepRecord], metrics: EngineMetrics, block_size: int) -> dict[str, int]:
+    """How far each label got. Its records follow one another, and begin anew, at a block's border, once preempted."""
+    assert len(steps) == metrics.num_steps
+    assert sum(n for s in steps for _, n in s.computed.values()) == metrics.num_computed_tokens
+    assert all(a.start < a.end <= b.start for a, b in itertools.pairwise(steps))
+    done: dict[str, int] = {}
+    for step in steps:
+        done |= dict.fromkeys(step.preempted, 0)
+        for label, (first, n) in step.computed.items():
+            assert first == done.get(label, 0) or (done.get(label, 0) == 0 and first % block_size == 0)
+            done[label] = first + n
+            assert len(step.block_tables[label]) == -(-done[label] // block_size)
+    return done
 
 
 # The same text whatever the company -----------------------------------------------------------------------------------
@@ -342,38 +403,20 @@ def test_c65_answers_that_were_done_keep_their_reason(path):
 def test_c65_streams_left_half_way_free_their_blocks(make, alone, caching):
     """Closed, or just dropped, in a pool where they are preempted too."""
     llm = make(block_size=4, num_blocks=17, enable_prefix_caching=caching)
-    keep, close, drop = (llm.stream(ids(6, seed), LONG) for seed in range(3))
-    text = next(keep) + next(keep)
-    next(close)
-    close.close()
-    next(drop)
-    del drop
-    text += "".join(keep)
+    text, closed = leave_streams_half_way(llm)
     assert text == alone(ids(6, 0), LONG).text
-    assert "".join(close) != alone(ids(6, 1), LONG).text
+    assert "".join(closed) != alone(ids(6, 1), LONG).text
     check_empty(llm)
 
 
 def test_c65_a_stream_collected_in_the_middle_of_a_step(make, alone, monkeypatch):
     """A stream in a reference cycle dies when the garbage collector runs: perhaps while a step computes for it."""
-    for steps, params in ((2, LONG), (0, SamplingParams(max_tokens=1)), (0, LONG)):
+    for steps, params in LOSSES:
         llm = make(block_size=4)
-        lost, kept = llm.stream(ids(9, 1), params), llm.stream(ids(6), LONG)
-        lost.itself = lost
-        for _ in range(steps):
-            llm.engine.step()
-        del lost
-        with monkeypatch.context() as patch:
-            collect_garbage_in_forward(patch, llm.engine.model)
-            llm.engine.step()
+        kept = lose_a_stream(llm, monkeypatch, "forward", steps, params)
         assert len(llm.engine.requests) == 1
         assert "".join(kept) == alone(ids(6), LONG).text
         check_empty(llm)
-
-
-def collect_garbage_in_forward(monkeypatch, model) -> None:
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda step, cache: (gc.collect(), forward(step, cache))[1])
 
 
 def test_close_ends_what_runs(make):
@@ -582,8 +625,7 @@ def test_a_prefix_hit_saves_what_it_should(tmp_path, block_size):
 @pytest.mark.parametrize(("length", "cached"), [(31, 16), (32, 16), (33, 32)])
 def test_c44_a_prompt_that_is_cached_in_full(make, alone, length, cached):
     """C44: twice, then two copies in one batch, one of which meets the other's old blocks."""
-    llm = make(block_size=16)
-    results = [llm.generate(ids(length), GREEDY)[0] for _ in range(2)] + llm.generate([ids(length)] * 2, GREEDY)
+    results = twice_and_together(make(block_size=16), ids(length))
     assert [r.outputs[0] for r in results] == [alone(ids(length))] * 4
     assert [r.metrics.num_cached_tokens for r in results] == [0, cached, cached, cached]
     fresh = make(block_size=16).generate([ids(length)] * 2, GREEDY)
@@ -607,12 +649,7 @@ def test_c51_another_beginning_is_not_shared(make, alone, monkeypatch, constant)
 
 
 def test_a_conversation_computes_only_what_is_new(make):
-    llm = make(block_size=4)
-    said = ids(10)
-    for turn in range(4):
-        result = llm.generate(said, GREEDY)[0]
-        assert result.metrics.num_cached_tokens == (turn > 0) * ((len(said) - 4) // 4 * 4)
-        said = [*said, *result.outputs[0].token_ids, *ids(3, turn)]
+    check_conversation(make(block_size=4))
 
 
 # Streams and generate together ----------------------------------------------------------------------------------------
@@ -770,17 +807,7 @@ def test_a_trace_accounts_for_every_token_computed(make, alone):
     results = llm.generate([ids(9), ids(9, 1), ids(6, 2)], GREEDY)
     steps, metrics = llm.trace.steps, llm.engine.metrics
     assert [r.outputs[0] for r in results] == [alone(ids(9)), alone(ids(9, 1)), alone(ids(6, 2))]
-    assert len(steps) == metrics.num_steps
-    assert sum(n for s in steps for _, n in s.computed.values()) == metrics.num_computed_tokens
     assert sum(len(s.preempted) for s in steps) == metrics.num_preemptions > 0
-    assert all(a.start < a.end <= b.start for a, b in itertools.pairwise(steps))
     assert steps[0].prompts == {"0": 9}
     assert steps[0].waiting == ["1", "2"]
-    done: dict[str, int] = {}
-    for step in steps:
-        done |= dict.fromkeys(step.preempted, 0)
-        for label, (first, n) in step.computed.items():
-            assert first == done.get(label, 0) or (done.get(label, 0) == 0 and first % 4 == 0)
-            done[label] = first + n
-            assert len(step.block_tables[label]) == -(-done[label] // 4)
-    assert done == {"0": 9 + 11, "1": 9 + 11, "2": 6 + 11}
+    assert computed_in(steps, metrics, block_size=4) == {"0": 9 + 11, "1": 9 + 11, "2": 6 + 11}

@@ -130,7 +130,7 @@ def part4_table(sweeps: list[dict[str, Any]], requests: list[dict[str, Any]]) ->
     """What the fast path reaches: a column for each sweep and the run with requests that belongs to it."""
     rows = [[f"decode, {count(batch, 'sequence')}", *speeds(sweeps, batch)] for batch in (1, 8, 32, 64, 256)]
     for batch in (1, 32, 256):
-        times = [f"{at_batch(sweep, batch)['first_token_ms']:.1f} ms" for sweep in sweeps]
+        times = [f"{dict(plots.points(sweep, 'first_token_ms'))[batch]:.1f} ms" for sweep in sweeps]
         rows.append([f"first tokens of {count(batch, 'prompt')} of {sweeps[0]['prompt_tokens']} tokens", *times])
     lengths = "{:,} to {:,}".format(*requests[0]["output_lengths"])
     about = f"{requests[0]['requests']} requests of {lengths} random tokens, all at once"
@@ -140,14 +140,9 @@ def part4_table(sweeps: list[dict[str, Any]], requests: list[dict[str, Any]]) ->
     return "\n".join([*lines, ""])
 
 
-def at_batch(sweep: dict[str, Any], batch: int) -> dict[str, Any]:
-    """The row of a batch size, prompts given as ids."""
-    return next(row for row in sweep["rows"] if row["batch"] == batch and not row.get("text"))
-
-
 def speeds(sweeps: list[dict[str, Any]], batch: int) -> list[str]:
     """Decoded tokens per second in each sweep."""
-    return [f"{at_batch(sweep, batch)['decode_tok_s']:,.0f} tokens/s" for sweep in sweeps]
+    return [f"{dict(plots.points(sweep, 'decode_tok_s'))[batch]:,.0f} tokens/s" for sweep in sweeps]
 
 
 def count(number: int, noun: str) -> str:
