@@ -506,11 +506,12 @@ def sweep_table(record: Record) -> str:
 
 def traffic_table(record: Record) -> str:
     """A run with arriving requests as lines of text."""
+    repeats = record.get("repeats", 1)  # older records have one run
     lines = [
         heading(record),
         f"{record['requests']} requests at {record['rate']} per second, seed {record['seed']}: "
         f"{record['total_prompt_tokens']:,} tokens of prompts, {record['total_output_tokens']:,} of answers, "
-        f"{record['seconds']:,.2f} s" + (f", the median of {record['repeats']} runs" if "repeats" in record else ""),
+        f"{record['seconds']:,.2f} s" + (f", the median of {repeats} runs" if repeats > 1 else ""),
         f"output                 {record['output_tok_s']:,.1f} tok/s",
     ]
     for name, key in (("time to first token", "first_token_ms"), ("between two tokens", "inter_token_ms")):

@@ -180,7 +180,7 @@ def against_batch(
     for record, style in drawn:
         if floors and (floor := step_floor(record)):
             label = f"floor of {short_name(record)}: its bytes at the card's measured rate ({origin(record)})"
-            axes.plot(*zip(*floor, strict=True), color=style["color"], linestyle=":", linewidth=2.5, label=label)
+            axes.plot(*zip(*floor, strict=True), label=label, **style | {"linestyle": ":", "linewidth": 2.5})
     finish_axes(axes, [batch for record, _ in drawn for batch, _ in points(record, key)], unit)
     set_title(axes, finding)
     legend_below(figure, axes)
