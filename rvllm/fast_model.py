@@ -183,7 +183,7 @@ class FastModel(GraphModel):
             single.add(program, singles, self.cache.pages[index], self.inputs, self.config, attention)
         program.call(partial(self.gemm, attended, half.attn_output, x, 1.0, True))
         self.add_norm(program, layer.ffn_norm, n)
-        program.call(partial(self.gemm, hidden, half.gate_up, gate_up))
+        program.call(partial(self.gemm, hidden, half.gate_up, gate_up, 1 / 16))
         program.add_for_each("silu_mul_half", n * F // 8, [gate_up, activations, self.inputs.counts, F])
         program.call(partial(self.gemm, activations, half.ffn_down, x, 16.0, True))
 

@@ -80,7 +80,6 @@ def launch_dependent(prepared: Prepared, stream: Any) -> None:
     """
     kernel = prepared.kernel
     assert isinstance(kernel, CudaKernel)
-    kernel.allow_shared(prepared.shared)
     values = [as_c(argument) for argument in prepared.args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     attribute = LaunchAttribute(id=STREAM_SERIALIZATION, value=1)

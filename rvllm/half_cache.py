@@ -27,7 +27,7 @@ class HalfKVCache:
     """Keys and values in blocks of 16 tokens, as the tensor cores read them. Notebook 17, section 3.
 
     pages: one array a layer, float16 [num_blocks, 2, K, 16 · d]: the keys of a block as [16, d], the values transposed,
-    [d, 16]. Zeros at first: cells that nobody wrote get the weight 0, and 0 times NaN would be NaN.
+    [d, 16]. Like those of notebook 09, cells that a sequence has not written may hold anything.
     """
 
     def __init__(self, rt: Runtime, config: LlamaConfig, num_blocks: int, block_size: int = PAGE) -> None:
@@ -35,4 +35,4 @@ class HalfKVCache:
             raise BlockSizeError(f"block_size: found {block_size}; allowed: {PAGE} on the fast path")
         self.block_size = block_size
         shape = (num_blocks, 2, config.num_key_value_heads, PAGE * config.head_dim)
-        self.pages = [rt.zeros(shape, np.float16) for _ in range(config.num_hidden_layers)]
+        self.pages = [rt.empty(shape, np.float16) for _ in range(config.num_hidden_layers)]

@@ -164,6 +164,21 @@ class Compiled(Protocol):
     def __call__(self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
         """Start it."""
 
+    def allow_shared(self, shared: int) -> None:
+        """Make launches with so many bytes of dynamic shared memory possible; LaunchConfigError where they are not."""
+
+
+SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory, static and dynamic, that a block gets without asking
+
+
+def check_shared(kernel: str, static: int, dynamic: int, allowed: int) -> None:
+    """LaunchConfigError if a block wants more bytes than the device has for one: what is declared and what is asked for
+    at the launch count together.
+    """
+    if static + dynamic > allowed:
+        found = f"{static + dynamic:,} bytes of shared memory a block, {static:,} static and {dynamic:,} dynamic"
+        raise LaunchConfigError(f"{kernel}: found {found}; allowed: {allowed:,}")
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -181,6 +196,23 @@ class Prepared:
         self.kernel(self.grid, self.block, self.args, self.shared, self.cooperative)
 
 
+class EmulatorKernel:
+    """A kernel on the emulator."""
+
+    def __init__(self, runtime: Runtime, module: emulator.Module, kernel: str, max_shared: int) -> None:
+        self._runtime, self._module, self._kernel, self._max_shared = runtime, module, kernel, max_shared
+
+    def __call__(self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
+        rt, module = self._runtime, self._module
+        count = rt.counting and module.mode == "check"
+        module.launch(self._kernel, grid, block, args, shared, cooperative, rt.reverse, rt.timeout, count=count)
+        rt.counters = module.counters
+
+    def allow_shared(self, shared: int) -> None:
+        """Nothing needs to be asked for, but there is as little as on a card."""
+        check_shared(self._kernel, self._module.static_shared, shared, self._max_shared)
+
+
 class EmulatorBackend:
     """Kernels compiled by g++ and run on the CPU. Arrays are NumPy's."""
 
@@ -196,16 +228,12 @@ class EmulatorBackend:
         self.name = f"emulator, {mode} mode"
 
     def compile(self, source: str, kernel: str) -> Compiled:
-        """A function that runs the kernel and leaves its counters in the runtime."""
+        """The kernel as something that runs it and leaves its counters in the runtime."""
         module = emulator.Module(source, f"{kernel}.cu", self._mode, headers_of(source))
-
-        def call(grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
-            rt = self._runtime
-            count = rt.counting and self._mode == "check"
-            module.launch(kernel, grid, block, args, shared, cooperative, rt.reverse, rt.timeout, count=count)
-            rt.counters = module.counters
-
-        return call
+        if module.static_shared > SHARED_BY_DEFAULT:  # a GPU's compiler refuses that on every card
+            log = f"it declares {module.static_shared:,} bytes of __shared__ memory; allowed: {SHARED_BY_DEFAULT:,}"
+            raise CompileError(f"{kernel}.cu", log, [])
+        return EmulatorKernel(self._runtime, module, kernel, self.max_shared)
 
     def synchronize(self) -> None:
         """Launches have ended when they return."""
@@ -225,32 +253,34 @@ def include_paths() -> list[str]:
     return list(dict.fromkeys(str(path) for path in candidates if (path / "cuda_fp16.h").is_file()))
 
 
-SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel gets without asking
-MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, _MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class CudaKernel:
     """A kernel on a GPU; started on the current stream. `function.ptr` is what CUDA's driver calls it."""
 
-    def __init__(self, xp: Any, device: Any, module: Any, function: Any) -> None:
+    def __init__(self, backend: CudaBackend, module: Any, kernel: str) -> None:
         # A function outlives its module only if somebody holds the module.
-        self._xp, self._device, self._module, self.function = xp, device, module, function
-        self._shared = SHARED_BY_DEFAULT
+        self._backend, self._module, self._kernel = backend, module, kernel
+        self.function = module.get_function(kernel)
+        self._driver = backend.xp.cuda.driver
+        self._static: int = self._driver.funcGetAttribute(STATIC_SHARED, self.function.ptr)
+        self._dynamic = SHARED_BY_DEFAULT - self._static  # what a launch may ask for so far
 
     def __call__(self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
-        self.allow_shared(shared)
-        with self._device:
+        with self._backend.device:
             self.function(_triple(grid), _triple(block), tuple(args), shared, enable_cooperative_groups=cooperative)
 
     def allow_shared(self, shared: int) -> None:
-        """More dynamic shared memory than every kernel may have must be asked for."""
-        if shared > self._shared:
+        """Beyond what every block may have, dynamic shared memory must be asked for once."""
+        check_shared(self._kernel, self._static, shared, self._backend.max_shared)
+        if shared > self._dynamic:
             self.set_attribute(MAX_DYNAMIC_SHARED, shared)
-            self._shared = shared
+            self._dynamic = shared
 
     def set_attribute(self, attribute: int, value: int) -> None:
         """A CU_FUNC_ATTRIBUTE of the kernel."""
-        self._xp.cuda.driver.funcSetAttribute(self.function.ptr, attribute, value)
+        self._driver.funcSetAttribute(self.function.ptr, attribute, value)
 
 
 class CudaBackend:
@@ -265,22 +295,22 @@ class CudaBackend:
         count = cupy.cuda.runtime.getDeviceCount()
         if index >= count:
             raise NoGpuError(f"cuda:{index}: found {count} GPU(s); allowed: cuda:0 to cuda:{count - 1}")
-        self.xp, self._device = cupy, cupy.cuda.Device(index)
+        self.xp, self.device = cupy, cupy.cuda.Device(index)
         self.array_type = cupy.ndarray
         card = cupy.cuda.runtime.getDeviceProperties(index)
         # Code for an older card comes as PTX, which the driver translates: machine code would not run.
         self.multiprocessors: int = card["multiProcessorCount"]
         self.max_shared: int = card["sharedMemPerBlockOptin"]
-        self._arch, self._as_ptx = arch or self._device.compute_capability, arch is not None
+        self._arch, self._as_ptx = arch or self.device.compute_capability, arch is not None
         self.compute_capability = int(self._arch)
         self.name = f"{card['name'].decode()}, compute capability {card['major']}.{card['minor']}"
 
     def compile(self, source: str, kernel: str) -> Compiled:
         """A function that starts the kernel on the current stream."""
         module = self.xp.cuda.function.Module()
-        with self._device:
+        with self.device:
             module.load(self._cubin(source, kernel))
-        return CudaKernel(self.xp, self._device, module, module.get_function(kernel))
+            return CudaKernel(self, module, kernel)
 
     def _cubin(self, source: str, kernel: str) -> bytes:
         arch = f"{'compute' if self._as_ptx else 'sm'}_{self._arch}"
@@ -314,7 +344,7 @@ class CudaBackend:
 
     def synchronize(self) -> None:
         """Wait until everything that was started has ended."""
-        with self._device:
+        with self.device:
             self.xp.cuda.get_current_stream().synchronize()
 
     def download(self, array: Array) -> np.ndarray:
@@ -359,7 +389,7 @@ class Runtime:
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Inside it this device is CuPy's current one: calls of libraries need that where there are several."""
-        return self._backend._device if self.is_cuda else nullcontext()
+        return self._backend.device if self.is_cuda else nullcontext()
 
     def empty(self, shape: Size, dtype: Any = np.float32) -> Array:
         """An array whose content is undefined. DeviceMemoryError if it does not fit."""
@@ -436,6 +466,7 @@ class Runtime:
             raise KernelArgumentError(name, None, expected, f"{len(args)} arguments")
         kind, pairs = self._backend.array_type, zip(parameters, args, strict=True)
         converted = [p.convert(name, i, value, kind) for i, (p, value) in enumerate(pairs)]
+        compiled.allow_shared(shared)
         return Prepared(name, compiled, grid, block, converted, shared, cooperative)
 
     def milliseconds(self, call: Callable[[], object], repeats: int = 20) -> float:

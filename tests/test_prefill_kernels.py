@@ -46,12 +46,12 @@ def test_rmsnorm_half(device: Runtime, width: int, gather: int) -> None:
 
 @pytest.mark.parametrize("width", [8, 96, 1536])
 def test_silu_mul_half(device: Runtime, width: int) -> None:
-    gate_up = halfs(5, width // 8, 2, 8) * np.float16(4)  # 8 gates, their 8 ups, and so on
-    gate_up[0, 0] = [[-5400, 5400, -0.0, 0.0, -88, 88, 65504, -65504], [1, 100, 1, 1, 60000, -3, 16, 65504]]
+    gate_up = halfs(5, width // 8, 2, 8) / np.float16(4)  # a sixteenth of 8 gates, of their 8 ups, and so on
+    gate_up[0, 0] = [[-340, 340, -0.0, 0.0, -5.5, 5.5, 65504, -65504], [1, 10, 1, 1, 4000, -3, 0.05, 65504]]
     act = device.upload(np.full((5, width), 7, np.float16))
     grid = -(-5 * (width // 8) // 64)
     device.launch("silu_mul_half", grid, 64, [device.upload(gate_up), act, device.upload(ints(3, 1)), width])
-    gate, up = (gate_up[:3, :, i].reshape(3, width).astype(np.float64) for i in (0, 1))
+    gate, up = (gate_up[:3, :, i].reshape(3, width).astype(np.float64) * 16 for i in (0, 1))
     with np.errstate(over="ignore"):
         expected = gate / (1 + np.exp(-gate)) * up / 16
     got = device.download(act)
@@ -86,8 +86,8 @@ def step_of(parts: list[tuple[int, int]]) -> Chunks:
 
 
 def filled(chunks: Chunks, K: int, d: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Pages with keys and values of all tokens, [n, K, d] for each sequence; unused cells hold 300."""
-    pages = np.full((chunks.num_blocks, 2, K, PAGE * d), 300, np.float16)
+    """Pages with keys and values of all tokens, [n, K, d] for each sequence; unused cells hold NaN."""
+    pages = np.full((chunks.num_blocks, 2, K, PAGE * d), np.nan, np.float16)
     keys = [halfs(sum(part), K, d) for part in chunks.parts]
     values = [halfs(sum(part), K, d) for part in chunks.parts]
     for b in range(len(keys)):

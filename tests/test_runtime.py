@@ -464,13 +464,16 @@ class FakeCard:
 
 
 class FakeCupy(SimpleNamespace):
-    """What the runtime uses of CuPy. `log` makes every compilation fail; `full` every allocation."""
+    """What the runtime uses of CuPy. `log` makes every compilation fail; `full` every allocation.
 
-    def __init__(self, count=1, log="", full=False):
+    static: bytes of shared memory that every kernel declares; `attributes` gets those that are set.
+    """
+
+    def __init__(self, count=1, log="", full=False, static=0):
         out_of_memory = type("OutOfMemoryError", (MemoryError,), {})
         error = type("NVRTCError", (RuntimeError,), {})
-        launches, self.compiled, self.destroyed = [], [], 0
-        self.launches = launches
+        launches, attributes, self.compiled, self.destroyed = [], [], [], 0
+        self.launches, self.attributes = launches, attributes
 
         def get_count():
             if isinstance(count, Exception):
@@ -498,6 +501,7 @@ class FakeCupy(SimpleNamespace):
                 def function(grid, block, args, shared, enable_cooperative_groups):
                     launches.append((name, grid, block, args, shared, enable_cooperative_groups))
 
+                function.ptr = 0
                 return function
 
         card = {"name": b"Tesla T4", "major": 7, "minor": 5, "multiProcessorCount": 40, "sharedMemPerBlockOptin": 65536}
@@ -509,6 +513,10 @@ class FakeCupy(SimpleNamespace):
                 Device=FakeCard,
                 function=SimpleNamespace(Module=Module),
                 memory=SimpleNamespace(OutOfMemoryError=out_of_memory),
+                driver=SimpleNamespace(
+                    funcGetAttribute=lambda attribute, _ptr: {runtime.STATIC_SHARED: static}[attribute],
+                    funcSetAttribute=lambda _ptr, *pair: attributes.append(pair),
+                ),
                 runtime=SimpleNamespace(
                     getDeviceCount=get_count,
                     getDeviceProperties=lambda _index: card,
@@ -571,6 +579,56 @@ def test_a_gpu_is_named_and_gets_numbers_of_the_declared_type(fake, write):
     assert args[0] is x
     assert [type(a) for a in args[1:]] == [np.float32, np.int32, np.uint8]
     assert args[1:] == (np.float32(1e-5), 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("static", "asked"), [(0, [48 << 10]), (6400, [(42 << 10) - 300, (42 << 10)]), (48 << 10, [0, 16, 1024, 512])]
+)
+def test_static_and_dynamic_shared_memory_count_together(fake, write, static, asked):
+    """Above 48 KiB in all a launch must have asked, once for each larger size."""
+    cupy = fake(static=static)
+    write("k.cu", 'extern "C" __global__ void k(int n) {}')
+    rt, granted = Runtime("cuda"), 0
+    for dynamic in asked:
+        rt.launch("k", 1, 32, [1], shared=dynamic)
+        granted = max(granted, dynamic) if static + dynamic > 48 << 10 else granted
+        assert ([value for _, value in cupy.attributes] or [0])[-1] == granted
+    assert len(set(cupy.attributes)) == len(cupy.attributes)
+    assert {attribute for attribute, _ in cupy.attributes} <= {runtime.MAX_DYNAMIC_SHARED}
+
+
+SHARES = """extern "C" __global__ void shares(float* x) {
+    __shared__ float fixed[100];
+    extern __shared__ float rest[];
+    fixed[threadIdx.x] = rest[threadIdx.x] = 1.0f;
+    x[threadIdx.x] = fixed[threadIdx.x] + rest[threadIdx.x];
+}"""
+
+
+def test_more_shared_memory_than_there_is(rt, write):
+    """Found and allowed, before the kernel starts: on a card, and the same on the emulator."""
+    write("shares.cu", SHARES)
+    x, most = rt.zeros(32), rt.max_shared - 400
+    rt.launch("shares", 1, 32, [x], shared=most)
+    assert (rt.download(x) == 2).all()
+    found = f"shares: found {rt.max_shared + 4:,} bytes of shared memory a block, 400 static and {most + 4:,} dynamic"
+    with pytest.raises(LaunchConfigError, match=re.escape(f"{found}; allowed: {rt.max_shared:,}")):
+        rt.launch("shares", 1, 32, [x], shared=most + 4)
+
+
+def test_a_card_has_less_shared_memory_than_asked(fake, write):
+    cupy = fake(static=400)
+    write("k.cu", 'extern "C" __global__ void k(int n) {}')
+    with pytest.raises(LaunchConfigError, match="k: found 65,540 bytes.* 400 static and 65,140 dynamic; allowed: 65,536"):
+        Runtime("cuda").launch("k", 1, 32, [1], shared=65_140)
+    assert (cupy.launches, cupy.attributes) == ([], [])
+
+
+def test_more_static_shared_memory_than_any_card_gives(rt, write):
+    """A GPU's compiler says so in its own words."""
+    write("shares.cu", SHARES.replace("fixed[100]", "fixed[12289]"))
+    with pytest.raises(CompileError, match="49,156|0xc004"):
+        rt.launch("shares", 1, 32, [rt.zeros(32)], shared=128)
 
 
 def test_nvrtc_compiles_for_the_card_and_once(fake, write, tmp_path):

@@ -35,6 +35,7 @@ class Module:
         kernels: the kernels' names, in the order of the text.
         counters: of the last launch with `count=True`; None before it and after a launch without.
         path: the shared object.
+        static_shared: bytes of `__shared__` variables, those of dynamic size left out.
 
     Raises:
         CompileError, CompilerMissingError.
@@ -61,6 +62,8 @@ class Module:
         self._library = ctypes.PyDLL(str(self.path))
         self._library.emu_report.restype = ctypes.c_void_p
         self._library.emu_counters.restype = ctypes.c_void_p
+        self._library.emu_static_shared.restype = ctypes.c_size_t
+        self.static_shared: int = self._library.emu_static_shared()
         self._names = {kernel: parameter_names(source, kernel) for kernel in self.kernels}
         self._parameters = {kernel: self._read_parameters(kernel) for kernel in self.kernels}
 

@@ -33,3 +33,14 @@ __device__ inline void load_page(Page& page, const half* stored) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 8; i++) page.values[i] = load_once((const uint2*)(value + 8 * i * PAGE));
 }
+
+// Only the first `tokens` of the page stay. The other cells hold what a sequence left there, NaN perhaps, and a weight
+// of 0 does not silence that: 0 * NaN is NaN. Keys need nothing, since scores of such cells are not used.
+__device__ inline void clear_unused(Page& page, int tokens) {
+    int mine = tokens - threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i++) {
+        page.values[i].x &= first_halfs(mine);
+        page.values[i].y &= first_halfs(mine - 2);
+    }
+}

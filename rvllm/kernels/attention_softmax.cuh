@@ -41,8 +41,9 @@ __device__ inline void page_scores(const Page& page, const Query& query, int tok
     }
 }
 
-__device__ inline void attend_page(const Page& page, const Query& query, int tokens, float scale, Softmax& softmax) {
+__device__ inline void attend_page(Page& page, const Query& query, int tokens, float scale, Softmax& softmax) {
     float p[4];
+    if (tokens < PAGE) clear_unused(page, tokens);
     page_scores(page, query, tokens, scale, p);
     float largest = fmaxf(softmax.largest, fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3])));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
@@ -54,7 +55,7 @@ __device__ inline void attend_page(const Page& page, const Query& query, int tok
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     softmax.sum = softmax.sum * shrink + sum + __shfl_xor_sync(0xffffffff, sum, 2);
     softmax.largest = largest;
-    unsigned weights[4];  // hi in row g, lo in row g + 8. Cells that do not count have weight 0, and must be finite.
+    unsigned weights[4];  // hi in row g, lo in row g + 8
     split(p[0], p[1], weights[0], weights[1]);
     split(p[2], p[3], weights[2], weights[3]);
 #pragma unroll

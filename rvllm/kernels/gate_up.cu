@@ -18,6 +18,10 @@ const int ROUNDS = (TOKENS * 8 + THREADS - 1) / THREADS;  // a thread finishes o
 
 __device__ inline float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
+// Infinite where a half would be. Notebook 20 keeps gate and up of long prompts as halfs, a sixteenth of each: what is
+// too large for those is too large here, so an error does not depend on how many tokens a step has.
+__device__ inline float in_range_of_half(float x) { return fabsf(x) < 65520.0f ? x : x * __int_as_float(0x7f800000); }
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 gate_up(const unsigned char* weights, const half* hidden, const float* squares, int capacity, float eps,
         const float* rms_before, float* rms_now, const int* counts, half* out) {
@@ -31,7 +35,7 @@ gate_up(const unsigned char* weights, const half* hidden, const float* squares, 
     if (count <= 0) return;  // never the first group: some block always waits for the kernel before
     wait_for_previous_kernel();
     if (!EARLY) let_next_kernel_start();
-    norm.load(squares, capacity, first);
+    norm.load(squares, capacity, first, count);
     product.multiply(hidden + (size_t)first * COLUMNS * WIDTH, count * COLUMNS);
     for (int i = 0; i < ROUNDS; i++)
         factors[i] = load_fresh(rms_before + first + min((int)(threadIdx.x + i * THREADS) / 8, TOKENS - 1));
@@ -47,12 +51,12 @@ gate_up(const unsigned char* weights, const half* hidden, const float* squares, 
             if (token >= count || tile >= FFN_WIDTH / 8) continue;
             if (r == 0) {
                 const float rms = InputNorm::inverse_rms(norms, token, eps);
-                factors[i] = __fdividef(rms, factors[i]);
+                factors[i] = __fdividef(rms, factors[i]) * 0.0625f;
                 if (tile + unit == 0) rms_now[first + token] = rms;
             }
-            const float gate = Projection::total(partial, token, unit) * factors[i];
-            const float up = Projection::total(partial, token, unit + 8) * factors[i];
-            store_activation<HI_LO>(out, first + token, FFN_WIDTH, tile * 8 + unit, silu(gate) * up * 0.0625f);
+            const float gate = in_range_of_half(Projection::total(partial, token, unit) * factors[i]);
+            const float up = in_range_of_half(Projection::total(partial, token, unit + 8) * factors[i]);
+            store_activation<HI_LO>(out, first + token, FFN_WIDTH, tile * 8 + unit, silu(16.0f * gate) * up);
         }
     }
 }

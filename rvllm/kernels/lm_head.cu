@@ -30,7 +30,7 @@ lm_head(const unsigned char* weights, const half* hidden, const float* squares, 
     const int first = blockIdx.y * TOKENS, count = min(counts[1] - first, TOKENS);
     if (count <= 0) return;  // never the first group: some block always waits for the kernel before
     wait_for_previous_kernel();
-    norm.load(squares, capacity, first, rows);
+    norm.load(squares, capacity, first, count, rows);
     stage_columns(columns, hidden, rows + first, count);
     norm.share(norms);
     __syncthreads();

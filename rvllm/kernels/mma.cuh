@@ -53,6 +53,9 @@ __device__ inline unsigned pack(float low, float high) {  // two floats, rounded
     return *(unsigned*)&pair;
 }
 
+// The bits of the first `count` halfs of a pair, as a mask; none where count is negative.
+__device__ inline unsigned first_halfs(int count) { return count >= 2 ? 0xffffffff : count == 1 ? 0xffff : 0; }
+
 // hi/lo: what rounding to halfs loses goes into a second pair; hi + lo is exact to about 2^-22.
 __device__ inline void split(float low, float high, unsigned& hi, unsigned& lo) {
     hi = pack(low, high);

@@ -13,12 +13,13 @@ template <int Tokens, int Warps, int RowTiles> struct Norm {
     static const int LANES = Tokens < 32 ? Tokens : 32, OF_LANE = Tokens / LANES, SHARED = Warps * Tokens;
     float sums[OF_LANE];
 
-    // The token of this lane is `first` + lane % LANES, or that entry of `rows`.   stride: of a row of `squares`.
-    __device__ void load(const float* squares, int stride, int first, const int* rows = nullptr) {
+    // Of `count` tokens from number `first` on, or of those entries of `rows`, this lane's is the lane % LANES-th. Lanes
+    // without one repeat the last: past it `rows` may have ended.   stride: of a row of `squares`.
+    __device__ void load(const float* squares, int stride, int first, int count, const int* rows = nullptr) {
         const int lane = threadIdx.x % 32, groups = 32 / LANES;
 #pragma unroll
         for (int i = 0; i < OF_LANE; i++) {
-            const int place = first + lane % LANES + i * 32, token = rows ? rows[place] : place;
+            const int place = first + min(lane % LANES + i * 32, count - 1), token = rows ? rows[place] : place;
             sums[i] = 0;
 #pragma unroll
             for (int start = 0; start < RowTiles; start += Warps * groups) {

@@ -32,6 +32,7 @@ prefill_attention(const half* qkv, const half* pages, const int* tiles, const in
     load_queries(qkv + (long long)first * QKV_WIDTH + head * HEAD_DIM, count, row, queries);
     Softmax softmax;
     for (int token = 0; token < context; token += STAGE) {
+        if (context - token < STAGE) stage.clear_unused(context - token);
         __syncthreads();  // the stage before has been read
         stage.store(keys, values);
         __syncthreads();

@@ -8,8 +8,8 @@
 // multiple of 64 bytes, with padding where needed: the 8 threads whose 16 bytes move at a time read 2 neighbouring
 // rows times 4 chunks, and so never meet in a bank.
 #pragma once
-#include <cuda_fp16.h>
 #include "memory.cuh"
+#include "mma.cuh"
 
 constexpr int THREADS = 128;
 constexpr int PAGE = 16;                          // tokens of a cache page
@@ -26,7 +26,7 @@ struct Stage {
     uint4 keys[STAGE_PAGES][OF_THREAD];
     uint4 values[STAGE_PAGES][OF_THREAD];
 
-    // table: the blocks of the sequence. Pages past last_page repeat it: their tokens lie after every query, weight 0.
+    // table: the blocks of the sequence. Pages past last_page repeat it: their tokens lie after every query.
     __device__ void fetch(const half* pages, const int* table, int first_page, int last_page, int kv_head) {
 #pragma unroll
         for (int p = 0; p < STAGE_PAGES; p++) {
@@ -36,6 +36,21 @@ struct Stage {
             for (int n = 0; n < OF_THREAD; n++) {
                 keys[p][n] = load_fresh(from + n * THREADS);
                 values[p][n] = load_fresh(from + KV_HEADS * PAGE_CHUNKS + n * THREADS);
+            }
+        }
+    }
+
+    // Values of the first `tokens` stay, the others become 0: cells that no token of the sequence has written hold what
+    // another left there, NaN perhaps, and 0 * NaN is NaN. Keys need nothing: the scores of such cells are replaced.
+    __device__ void clear_unused(int tokens) {
+#pragma unroll
+        for (int p = 0; p < STAGE_PAGES; p++) {
+            int mine = tokens - PAGE * p - threadIdx.x % 2 * 8;  // of the eight tokens in a chunk of this thread
+#pragma unroll
+            for (int n = 0; n < OF_THREAD; n++) {
+                uint4& chunk = values[p][n];
+                chunk.x &= first_halfs(mine), chunk.y &= first_halfs(mine - 2);
+                chunk.z &= first_halfs(mine - 4), chunk.w &= first_halfs(mine - 6);
             }
         }
     }

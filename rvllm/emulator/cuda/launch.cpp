@@ -11,8 +11,9 @@ Counters counters;
 char *static_shared, *image_begin, *image_end;
 size_t static_bytes;
 alignas(4096) char dynamic_region[DYNAMIC_MARGIN + MAX_DYNAMIC_BYTES + DYNAMIC_MARGIN];
-// Lies in the module's thread-local segment, beside the kernels' __shared__ variables.
-static thread_local char segment_mark;
+// Lies in the module's thread-local segment. It has a value, so it comes before the kernels' __shared__ variables; its
+// size leaves their alignment as it is.
+alignas(16) static thread_local char segment_mark[16] = {1};
 
 void* dynamic_shared() { return dynamic_buffer; }
 void note_atomic(void* p, size_t size, const void* pc) { check_atomic(p, size, pc); }
@@ -25,7 +26,7 @@ static int find_module(dl_phdr_info* info, size_t, void*) {
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const auto& header = info->dlpi_phdr[i];
     if (header.p_type != PT_TLS || !segment) continue;
-    if (&segment_mark < segment || &segment_mark >= segment + header.p_memsz) continue;
+    if (segment_mark < segment || segment_mark >= segment + header.p_memsz) continue;
     static_shared = segment;
     static_bytes = header.p_memsz;
     found = true;
@@ -96,7 +97,7 @@ struct LaunchRequest {
 };
 
 static void begin(const LaunchRequest& r) {
-  segment_mark = 1;  // the segment of this OS thread exists from its first use on
+  segment_mark[0] = 1;  // the segment of this OS thread exists from its first use on
   dl_iterate_phdr(find_module, nullptr);
   grid_dim = {r.grid[0], r.grid[1], r.grid[2]};
   block_dim = {r.block[0], r.block[1], r.block[2]};
@@ -134,6 +135,13 @@ EMU_API int emu_launch(const LaunchRequest* request) {
   free_blocks();
   free(launch.arrays);
   return failed ? -1 : 0;
+}
+
+// Bytes of the __shared__ variables that the module declares.
+EMU_API size_t emu_static_shared() {
+  segment_mark[0] = 1;
+  dl_iterate_phdr(find_module, nullptr);
+  return static_bytes - sizeof segment_mark;
 }
 
 EMU_API const void* emu_counters() { return &counters; }
