@@ -97,6 +97,8 @@ def linear(rt: Runtime, x: Array, weight: Array) -> Array:
     expect("linear", x=(x, (None, None)), weight=(weight, (None, None)))
     (n, n_in), n_out = x.shape, weight.shape[0]
     expect("linear", weight=(weight, (n_out, n_in)))
+    if 0 in (n, n_in, n_out):  # nothing to add up, as in NumPy; cuBLAS takes no empty matrices
+        return rt.zeros((n, n_out))
     y = rt.empty((n, n_out))
     gemm(rt, n_out, n, n_in, 1.0, Matrix(weight, n_in, T), Matrix(x, n_in), Matrix(y, n_out))
     return y
@@ -110,6 +112,8 @@ def scores(rt: Runtime, q: Array, k: Array, scale: float) -> Array:
     expect("scores", q=(q, (None,) * 3), k=(k, (None,) * 3))
     (batch, M, d), S = q.shape, k.shape[1]
     expect("scores", k=(k, (batch, S, d)))
+    if 0 in (batch, M, S, d):
+        return rt.zeros((batch, M, S))
     out = rt.empty((batch, M, S))
     gemm(rt, S, M, d, scale, Matrix(k, d, T, S * d), Matrix(q, d, N, M * d), Matrix(out, S, N, M * S), batch)
     return out
@@ -120,6 +124,8 @@ def weighted_values(rt: Runtime, p: Array, v: Array) -> Array:
     expect("weighted_values", p=(p, (None,) * 3), v=(v, (None,) * 3))
     (batch, M, S), d = p.shape, v.shape[2]
     expect("weighted_values", v=(v, (batch, S, d)))
+    if 0 in (batch, M, S, d):
+        return rt.zeros((batch, M, d))
     out = rt.empty((batch, M, d))
     gemm(rt, d, M, S, 1.0, Matrix(v, d, N, S * d), Matrix(p, S, N, M * S), Matrix(out, d, N, M * d), batch)
     return out

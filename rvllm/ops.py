@@ -8,6 +8,7 @@ export
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rvllm.errors import RvllmError
 from rvllm.runtime import Array, Runtime
@@ -35,19 +36,27 @@ def blocks_for(n: int, threads: int = THREADS) -> int:
     return max(1, -(-n // threads))
 
 
+def launch_for_each(rt: Runtime, kernel: str, n: int, args: Sequence[Any]) -> None:
+    """Start a kernel with a thread for each of n elements. Without elements there is nothing to start."""
+    if n:
+        rt.launch(kernel, blocks_for(n), THREADS, args)
+
+
 def embedding(rt: Runtime, table: Array, token_ids: Array) -> Array:
     """Rows of a table: float32 [V, D], int32 [n] -> [n, D]. Ids must be in range. Notebook 05, section 6."""
     expect("embedding", table=(table, (None, None)), token_ids=(token_ids, (None,)))
     (n,), (V, D) = token_ids.shape, table.shape
+    if n and not V:
+        raise ShapeError(f"embedding: {n} tokens, and a table without rows; allowed: at least one row")
     out = rt.empty((n, D))
-    rt.launch("embedding", blocks_for(n * D), THREADS, [table, token_ids, out, n, D, V])
+    launch_for_each(rt, "embedding", n * D, [table, token_ids, out, n, D, V])
     return out
 
 
 def residual_add(rt: Runtime, x: Array, y: Array) -> None:
     """x += y, in place: float32 of equal shape. Notebook 05, section 7."""
     expect("residual_add", y=(y, x.shape))
-    rt.launch("residual_add", blocks_for(x.size), THREADS, [x, y, x.size])
+    launch_for_each(rt, "residual_add", x.size, [x, y, x.size])
 
 
 def rope(rt: Runtime, x: Array, cos: Array, sin: Array) -> None:
@@ -57,14 +66,14 @@ def rope(rt: Runtime, x: Array, cos: Array, sin: Array) -> None:
     if d % 2:
         raise ShapeError(f"rope: x has heads of {d}; allowed: an even size, since pairs are turned")
     expect("rope", cos=(cos, (n, d // 2)), sin=(sin, (n, d // 2)))
-    rt.launch("rope", blocks_for(x.size // 2), THREADS, [x, cos, sin, n, heads, d // 2])
+    launch_for_each(rt, "rope", x.size // 2, [x, cos, sin, n, heads, d // 2])
 
 
 def silu_mul(rt: Runtime, gate: Array, up: Array) -> Array:
     """silu(gate) · up: float32 of equal shape -> a new array. Notebook 06, section 4."""
     expect("silu_mul", up=(up, gate.shape))
     out = rt.empty(gate.shape)
-    rt.launch("silu_mul", blocks_for(gate.size), THREADS, [gate, up, out, gate.size])
+    launch_for_each(rt, "silu_mul", gate.size, [gate, up, out, gate.size])
     return out
 
 
@@ -76,7 +85,7 @@ def mask_add(rt: Runtime, scores: Array, positions: Array) -> None:
     expect("mask_add", scores=(scores, (None,) * 4))
     B, H, T, S = scores.shape
     expect("mask_add", positions=(positions, (B, T)))
-    rt.launch("mask_add", blocks_for(scores.size), THREADS, [scores, positions, B, H, T, S])
+    launch_for_each(rt, "mask_add", scores.size, [scores, positions, B, H, T, S])
 
 
 def last_row(rt: Runtime, x: Array, last: Array) -> Array:
@@ -84,8 +93,10 @@ def last_row(rt: Runtime, x: Array, last: Array) -> Array:
     expect("last_row", x=(x, (None,) * 3))
     B, T, D = x.shape
     expect("last_row", last=(last, (B,)))
+    if B and not T:
+        raise ShapeError(f"last_row: x has shape {tuple(x.shape)}; allowed: at least one row for each sequence")
     out = rt.empty((B, D))
-    rt.launch("last_row", blocks_for(B * D), THREADS, [x, last, out, B, T, D])
+    launch_for_each(rt, "last_row", B * D, [x, last, out, B, T, D])
     return out
 
 
@@ -94,7 +105,7 @@ def transpose_axes12(rt: Runtime, x: Array) -> Array:
     expect("transpose_axes12", x=(x, (None,) * 4))
     B, T, H, d = x.shape
     out = rt.empty((B, H, T, d))
-    rt.launch("transpose_axes12", blocks_for(x.size), THREADS, [x, out, B, T, H, d])
+    launch_for_each(rt, "transpose_axes12", x.size, [x, out, B, T, H, d])
     return out
 
 
@@ -104,16 +115,18 @@ def rmsnorm(rt: Runtime, x: Array, weight: Array, eps: float) -> Array:
     n, D = x.shape
     expect("rmsnorm", weight=(weight, (D,)))
     out = rt.empty((n, D))
-    rt.launch("rmsnorm", n, THREADS, [x, weight, out, D, eps])
+    if out.size:
+        rt.launch("rmsnorm", n, THREADS, [x, weight, out, D, eps])
     return out
 
 
 def softmax(rt: Runtime, x: Array) -> None:
     """Along the last axis, in place: float32 [..., S]. A row needs one finite value. Notebook 07, section 4."""
-    if not x.size or not x.shape:
-        raise ShapeError(f"softmax: x has shape {tuple(x.shape)}; allowed: at least one row with one element")
-    S = x.shape[-1]
-    rt.launch("softmax", x.size // S, THREADS, [x, S])
+    if not x.shape:
+        raise ShapeError("softmax: x is a single number; allowed: rows, an array of at least one axis")
+    if x.size:
+        S = x.shape[-1]
+        rt.launch("softmax", x.size // S, THREADS, [x, S])
 
 
 def kv_write(rt: Runtime, k: Array, v: Array, keys: Array, values: Array, slot_mapping: Array) -> None:
@@ -125,7 +138,7 @@ def kv_write(rt: Runtime, k: Array, v: Array, keys: Array, values: Array, slot_m
     n, K, d = k.shape
     expect("kv_write", v=(v, k.shape), keys=(keys, (None, None, K, d)), values=(values, keys.shape))
     expect("kv_write", slot_mapping=(slot_mapping, (n,)))
-    rt.launch("kv_write", blocks_for(k.size), THREADS, [k, v, keys, values, slot_mapping, n, K * d])
+    launch_for_each(rt, "kv_write", k.size, [k, v, keys, values, slot_mapping, n, K * d])
 
 
 def kv_gather(rt: Runtime, storage: Array, block_tables: Array, seq_lens: Array, longest: int) -> Array:
@@ -141,5 +154,5 @@ def kv_gather(rt: Runtime, storage: Array, block_tables: Array, seq_lens: Array,
     out = rt.empty((B, K, longest, d))
     kernel, per_thread = ("kv_gather4", 4) if d % 4 == 0 else ("kv_gather", 1)
     sizes = [B, longest, K, d, block_size, width]
-    rt.launch(kernel, blocks_for(out.size // per_thread), THREADS, [storage, block_tables, seq_lens, out, *sizes])
+    launch_for_each(rt, kernel, out.size // per_thread, [storage, block_tables, seq_lens, out, *sizes])
     return out

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rvllm import cpu_model, ops
-from rvllm.runtime import Runtime
+from rvllm import blas, cpu_model, ops
+from rvllm.ops import ShapeError
+from rvllm.runtime import DeviceMemoryError, Runtime
 from rvllm.testing import assert_close
 
 SIZES = [1, 31, 33, 100, 255, 257, 1000]
@@ -151,3 +152,80 @@ def test_kv_write_and_gather(rt: Runtime, lengths: list[int], K: int, d: int, bl
     for (b, p), row in zip(tables_of, new[0, 1:], strict=True):
         expected[b, :, p] = row
     assert np.array_equal(got, expected)
+
+
+# Sizes at the ends ----------------------------------------------------------------------------------------------------
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def none(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int32)
+
+
+# Operations on arrays without elements, and the shapes that come out: those of NumPy. In place: as they were.
+EMPTY: list[tuple[Callable, tuple[object, ...], tuple[int, ...]]] = [
+    (ops.embedding, (zeros(5, 3), none(0)), (0, 3)),
+    (ops.embedding, (zeros(5, 0), none(2)), (2, 0)),
+    (ops.embedding, (zeros(0, 3), none(0)), (0, 3)),
+    (ops.residual_add, (zeros(0, 3), zeros(0, 3)), (0, 3)),
+    (ops.rope, (zeros(0, 2, 4), zeros(0, 2), zeros(0, 2)), (0, 2, 4)),
+    (ops.rope, (zeros(3, 0, 4), zeros(3, 2), zeros(3, 2)), (3, 0, 4)),
+    (ops.silu_mul, (zeros(0), zeros(0)), (0,)),
+    (ops.mask_add, (zeros(0, 1, 1, 1), none(0, 1)), (0, 1, 1, 1)),
+    (ops.mask_add, (zeros(1, 1, 1, 0), none(1, 1)), (1, 1, 1, 0)),
+    (ops.last_row, (zeros(0, 2, 3), none(0)), (0, 3)),
+    (ops.last_row, (zeros(2, 1, 0), none(2)), (2, 0)),
+    (ops.transpose_axes12, (zeros(2, 0, 3, 4),), (2, 3, 0, 4)),
+    (ops.rmsnorm, (zeros(0, 3), zeros(3), 1e-5), (0, 3)),
+    (ops.rmsnorm, (zeros(2, 0), zeros(0), 1e-5), (2, 0)),
+    (ops.softmax, (zeros(0, 3),), (0, 3)),
+    (ops.softmax, (zeros(2, 0),), (2, 0)),
+    (ops.kv_write, (zeros(0, 1, 4), zeros(0, 1, 4), zeros(3, 2, 1, 4), zeros(3, 2, 1, 4), none(0)), (0, 1, 4)),
+    (ops.kv_gather, (zeros(3, 2, 1, 4), none(0, 2), none(0), 0), (0, 1, 0, 4)),
+    (ops.kv_gather, (zeros(3, 2, 1, 4), none(2, 2), none(2), 0), (2, 1, 0, 4)),
+    (ops.kv_gather, (zeros(3, 2, 0, 4), none(2, 2), none(2), 3), (2, 0, 3, 4)),
+    (blas.linear, (zeros(0, 3), zeros(4, 3)), (0, 4)),
+    (blas.linear, (zeros(2, 3), zeros(0, 3)), (2, 0)),
+    (blas.linear, (zeros(2, 0), zeros(4, 0)), (2, 4)),
+    (blas.scores, (zeros(0, 2, 3), zeros(0, 5, 3), 1.0), (0, 2, 5)),
+    (blas.scores, (zeros(1, 2, 0), zeros(1, 5, 0), 1.0), (1, 2, 5)),
+    (blas.weighted_values, (zeros(2, 3, 0), zeros(2, 0, 4)), (2, 3, 4)),
+    (blas.weighted_values, (zeros(2, 0, 3), zeros(2, 3, 4)), (2, 0, 4)),
+]
+
+
+@pytest.mark.parametrize(("op", "arguments", "shape"), EMPTY, ids=lambda value: getattr(value, "__name__", ""))
+def test_arrays_without_elements(run: Callable, op: Callable, arguments: tuple, shape: tuple[int, ...]) -> None:
+    got = run(op, *arguments)
+    assert got.shape == shape
+    assert (got == 0).all(), "a sum of nothing"
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        (ops.embedding, (zeros(0, 3), none(2)), "a table without rows"),
+        (ops.last_row, (zeros(2, 0, 3), none(2)), "at least one row for each sequence"),
+        (ops.softmax, (zeros(),), "a single number"),
+    ],
+)
+def test_nothing_where_something_is_needed(run: Callable, op: Callable, arguments: tuple, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        run(op, *arguments)
+
+
+def test_more_elements_than_an_int_counts(rt: Runtime) -> None:
+    """last_row picks few elements of many. Of 8.6 GB that are never touched, two rows are."""
+    B, T, D = 2, 2**20 + 8, 1024
+    try:
+        x = rt.empty((B, T, D))
+    except DeviceMemoryError as error:
+        pytest.skip(f"no room for an array of 2**31 elements: {error}")
+    last = np.array([3, T - 2], np.int32)
+    for b, row in enumerate(last):
+        x[b, row] = b + 1
+    got = rt.download(ops.last_row(rt, x, rt.upload(last)))
+    assert (got == np.array([[1], [2]])).all()

@@ -212,7 +212,8 @@ def test_turns_and_stores_its_own_token(rt: Runtime, d: int, group: int, dtype: 
         page, cell = after[p.tables[token, p.positions[token] // PAGE]], p.positions[token] % PAGE
         before_page = before[p.tables[token, p.positions[token] // PAGE]]
         page[0].reshape(KV_HEADS, PAGE, d)[:, cell], page[1].reshape(KV_HEADS, d, PAGE)[:, :, cell] = key, value
-        before_page[0].reshape(KV_HEADS, PAGE, d)[:, cell] = before_page[1].reshape(KV_HEADS, d, PAGE)[:, :, cell] = UNUSED
+        before_page[0].reshape(KV_HEADS, PAGE, d)[:, cell] = UNUSED
+        before_page[1].reshape(KV_HEADS, d, PAGE)[:, :, cell] = UNUSED
     p.pages = before  # what the cells held before does not matter
     got, halfs = attend(rt, p, rope=rope)
     check(turned, got, halfs, FLOAT_LIKE)

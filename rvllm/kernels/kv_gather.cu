@@ -14,7 +14,7 @@ extern "C" __global__ void kv_gather(const float* storage, const int* block_tabl
     int e = i % d, s = i / d % S, h = i / (d * S) % K, b = i / (d * S * K);
     float value = 0.0f;
     if (s < seq_lens[b]) {
-        long long block = block_tables[b * width + s / block_size];
+        long long block = block_tables[(long long)b * width + s / block_size];
         value = storage[((block * block_size + s % block_size) * K + h) * d + e];
     }
     out[i] = value;

@@ -16,7 +16,7 @@ extern "C" __global__ void kv_gather4(const float* storage, const int* block_tab
     int e = i % quads, s = i / quads % S, h = i / (quads * S) % K, b = i / (quads * S * K);
     float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (s < seq_lens[b]) {
-        long long block = block_tables[b * width + s / block_size];
+        long long block = block_tables[(long long)b * width + s / block_size];
         value = ((const float4*)storage)[((block * block_size + s % block_size) * K + h) * quads + e];
     }
     ((float4*)out)[i] = value;

@@ -9,5 +9,6 @@ extern "C" __global__ void last_row(const float* x, const int* last, float* out,
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= B * D) return;
     int b = i / D;
-    out[i] = x[(b * T + last[b]) * D + i % D];
+    long long row = (long long)b * T + last[b];  // x may have more elements than an int can count, out has not
+    out[i] = x[row * D + i % D];
 }

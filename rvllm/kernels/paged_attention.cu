@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
     int last = num_rows[0] - 1, token = EVERY_TOKEN ? blockIdx.x : last < 0 ? 0 : rows[min((int)blockIdx.x, last)];
     int position = positions[token], owner = owners[token];
     int first = threadIdx.x / 32 * gridDim.z + blockIdx.z, stride = WARPS * gridDim.z, kv_head = blockIdx.y;
-    PageRing ring = {{}, {}, pages, block_tables + owner * max_blocks, kv_head, first, stride};
+    PageRing ring = {{}, {}, pages, block_tables + (long long)owner * max_blocks, kv_head, first, stride};
     ring.look_up(max_blocks);
     if (blockIdx.x >= num_rows[0]) {
         wait_for_previous_kernel();  // a kernel of idle blocks must not end before the kernel that it follows

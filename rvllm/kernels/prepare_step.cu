@@ -23,7 +23,7 @@ extern "C" __global__ void prepare_step(const int* token_ids, const int* chosen,
     if (token + threadIdx.x == 0) counts[2] += 1;
     bool idle = token >= counts[0];
     int position = idle ? -1 : positions[token];
-    const int* table = block_tables + (idle ? 0 : owners[token] * max_blocks);
+    const int* table = block_tables + (idle ? 0 : (long long)owners[token] * max_blocks);
     if (threadIdx.x == 0) {
         int known = idle ? 0 : token_ids[token];
         ids[token] = known >= 0 ? known : chosen[~known];
@@ -31,10 +31,10 @@ extern "C" __global__ void prepare_step(const int* token_ids, const int* chosen,
         seq_lens[token] = position + 1;
     }
     for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
-        float2 angle = idle ? make_float2(1.0f, 0.0f) : ((const float2*)rope)[position * pairs + i];
+        float2 angle = idle ? make_float2(1.0f, 0.0f) : ((const float2*)rope)[(long long)position * pairs + i];
         cos[token * pairs + i] = angle.x;
         sin[token * pairs + i] = angle.y;
     }
     if (idle) return;
-    for (int i = threadIdx.x; i < max_blocks; i += blockDim.x) tables[token * max_blocks + i] = table[i];
+    for (int i = threadIdx.x; i < max_blocks; i += blockDim.x) tables[(long long)token * max_blocks + i] = table[i];
 }

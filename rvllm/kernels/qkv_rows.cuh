@@ -16,7 +16,7 @@ struct Finish {  // looked up before the product
     __device__ void look_up(const float* rope, int pair) {
         for (int r = 0; r < ROW_TILES; r++) {
             const int row = (blockIdx.x * ROW_TILES + r) * 16 + pair;
-            turns[r] = ((const float2*)rope)[place.position * (HEAD_DIM / 2) + row % HEAD_DIM / 2];
+            turns[r] = ((const float2*)rope)[(long long)place.position * (HEAD_DIM / 2) + row % HEAD_DIM / 2];
         }
     }
 

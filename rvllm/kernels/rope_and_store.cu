@@ -45,7 +45,7 @@ extern "C" __global__ void rope_and_store(half* qkv, const float* rope, half* pa
         *place = v;
     }
     if (head < HEADS) return;
-    int block = block_tables[owners[token] * max_blocks + position / PAGE], slot = position % PAGE;
+    int block = block_tables[(long long)owners[token] * max_blocks + position / PAGE], slot = position % PAGE;
     half* page = pages + ((long long)block * 2 * KV_HEADS + head - HEADS) * PAGE * HEAD_DIM;  // values follow all keys
     if (head < HEADS + KV_HEADS) {
         ((uint4*)page)[slot * HEAD_OCTETS + in_head] = v;

@@ -24,7 +24,7 @@ extern "C" __global__ void rope_and_write(float* qkv, const float* rope, half* p
     Place place = place_of(token, positions, owners, block_tables, max_blocks);
     float2 pair = ((const float2*)qkv)[i];
     if (column < KEYS_END) {
-        float2 angle = ((const float2*)rope)[place.position * (HEAD_DIM / 2) + column % HEAD_DIM / 2];
+        float2 angle = ((const float2*)rope)[(long long)place.position * (HEAD_DIM / 2) + column % HEAD_DIM / 2];
         pair = make_float2(pair.x * angle.x - pair.y * angle.y, pair.y * angle.x + pair.x * angle.y);
         ((float2*)qkv)[i] = pair;
     }
