@@ -98,8 +98,8 @@ class HalfGemm:
             with self._rt.on_device():
                 self._on_cublas(x, weight, y, alpha, float(add))
             return
-        product = np.float32(alpha) * (x.astype(np.float32) @ weight.astype(np.float32).T)
-        with np.errstate(over="ignore"):  # beyond half's range is infinity, as on a GPU
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity beyond half's range, then NaN, as on a GPU
+            product = np.float32(alpha) * (x.astype(np.float32) @ weight.astype(np.float32).T)
             y[...] = product + y if add else product
 
     def _on_cublas(self, x: Array, weight: Array, y: Array, alpha: float, beta: float) -> None:

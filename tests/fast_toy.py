@@ -14,13 +14,14 @@ from tests import toy
 
 @dataclass(frozen=True)
 class FastShape:
-    """Layers, query heads, KV heads, head size, FFN width. The width is that of the heads together."""
+    """Layers, query heads, KV heads, head size, FFN width, context. The width is that of the heads together."""
 
     layers: int = 2
     H: int = 3
     K: int = 1
     d: int = 64
     F: int = 160
+    context: int = 256
 
     @property
     def D(self) -> int:
@@ -60,6 +61,7 @@ def write_fast_toy(
         "tokenizer__ggml__merges": merges,
         "tokenizer__ggml__token_type": [CONTROL] * len(toy.SPECIAL) + [NORMAL] * (vocab - len(toy.SPECIAL)),
         "llama__block_count": shape.layers,
+        "llama__context_length": shape.context,
         "llama__embedding_length": D,
         "llama__feed_forward_length": shape.F,
         "llama__attention__head_count": shape.H,

@@ -117,6 +117,29 @@ def test_outliers_stay_inside_halfs(rt: Runtime, make: Callable[..., Pair], tmp_
     assert 15_000 < rt.download(pair.model.workspace.x).max() < 40_000
 
 
+@pytest.mark.parametrize(("gate", "up", "fits"), [(1.4, 1e5, True), (1e5, 1.4, True), (0.01, 3e6, False)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_is_too_large_does_not_depend_on_the_length(
+    make: Callable[..., Pair], tmp_path: Path, gate: float, up: float, fits: bool, sign: int
+) -> None:
+    """A gate or up value beyond half's range: right in a wide step and in a narrow one, or in neither of them."""
+
+    def large(tensors: dict[str, np.ndarray]) -> None:
+        outliers(tensors)
+        normal = 4.7  # about what the norm makes of channel 5
+        tensors["blk.0.ffn_gate.weight"][7, 5], tensors["blk.0.ffn_up.weight"][7, 5] = sign * gate / normal, up / normal
+        tensors["blk.0.ffn_down.weight"][9, 7] = 0.1
+
+    path = write(tmp_path / "toy.gguf", SMALL, Type.Q8_0, large)
+    for counts in ([9, 3, 0, 0], [2, 1, 0, 0]):
+        pair = make(path)
+        if fits:
+            pair.compare(counts, FAST)
+        else:
+            assert not np.isfinite(pair.model.forward(pair.step(counts))).any()
+        assert is_wide(pair) == [sum(counts) > 3]
+
+
 # What is narrow -------------------------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,7 @@ class Pair(test_variants.Pair):
         file, num_blocks = GGUFFile(path), NUM_SEQS * width + 1
         self.cpu = ModelOfPages(file) if of_pages else CpuModel(file)
         cache, config = HalfKVCache(rt, self.cpu.config, num_blocks), self.cpu.config
+        test_variants.poison(cache)
         self.host_cache: Any = PagedKVCache(config, num_blocks, PAGE)
         if of_pages:
             self.host_cache = PagesCache(rt, config, num_blocks, cache.pages)
