@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS_PER_SM)
         return;
     }
     // Early: pages of which this token needs only what older steps wrote. The last one may hold a cell that is just
-    // being written: it has weight 0, and halfs that are half old, half new do not exist.
+    // being written: it is left out, and halfs that are half old, half new do not exist.
     int num_pages = (position + PAGE - 1) / PAGE;
     int old_pages = position <= computed[owner] ? num_pages : computed[owner] / PAGE;
     ring.fill(0, old_pages);
