@@ -274,6 +274,20 @@ def test_a_wide_model_needs_shared_memory(
     assert reason == ("" if covered else "width 4096; lm_head has 65,536 bytes of shared memory here")
 
 
+@pytest.mark.parametrize("variant", ["fused", "graph"])
+@pytest.mark.parametrize(("limit", "count"), [(96, 80), (40, 33), (97, 97)])
+def test_limits_between_round_numbers(tmp_path: Path, variant: str, limit: int, count: int) -> None:
+    """Groups of rows end where the arrays do, not at the next power of two; a vocabulary of 301 likewise."""
+    path = write_fast_toy(tmp_path / "odd.gguf", SHAPE, seed=SEED, vocab=301)
+    sizes: dict[str, Any] = {"max_model_len": 32, "max_num_seqs": limit, "max_num_batched_tokens": 128}
+    prompts, params = [[20 + i % 7] for i in range(count)], SamplingParams(max_tokens=2, ignore_eos=True)
+    with (
+        LLM(path, "cpu", num_blocks=200, **sizes) as cpu,
+        LLM(path, "emulator", variant, num_blocks=200, **sizes) as llm,
+    ):
+        assert ids(llm.generate(prompts, params)) == ids(cpu.generate(prompts, params))
+
+
 # All that an LLM does, on the fast path -------------------------------------------------------------------------------
 
 
