@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 import re
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import jinja2
 import numpy as np
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, SecurityError
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 
 from rvllm.errors import RvllmError
@@ -170,8 +172,6 @@ def end_of_generation(metadata: Mapping[str, Any], tokens: Sequence[str], types:
 
 MAX_TURNS = 100_000
 MAX_REPEAT = 1_000_000
-# Methods of str that can pad without end.
-GROWING = {"format", "format_map", "ljust", "rjust", "center", "zfill", "expandtabs"}
 
 
 class CountedRange:
@@ -185,6 +185,12 @@ class CountedRange:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def __getitem__(self, index: Any) -> Any:
+        part = self._numbers[index]
+        if isinstance(part, range):
+            return CountedRange(self._turns_left, part.start, part.stop, part.step)
+        return part
+
     def __iter__(self) -> Iterator[int]:
         for number in self._numbers:
             self._turns_left[0] -= 1
@@ -193,38 +199,130 @@ class CountedRange:
             yield number
 
 
+def check_widths(*values: Any) -> None:
+    """SecurityError for an integer above MAX_REPEAT: as a width it would pad a text without end."""
+    if any(isinstance(value, int) and value > MAX_REPEAT for value in values):
+        raise SecurityError(f"a width of more than {MAX_REPEAT:,}")
+
+
+def check_format(text: str, values: Any) -> None:
+    """The same for the widths in a format text, and for those that `*` takes from the values."""
+    check_widths(*map(int, re.findall(r"[0-9]+", text)))
+    if "*" in text:
+        check_widths(*(values if isinstance(values, tuple) else [values]))
+
+
+def widths_checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's whose arguments, all but the value in front of it, may not be too large."""
+
+    @functools.wraps(function)
+    def checked(value: Any, *args: Any, **kwargs: Any) -> Any:
+        check_widths(*args, *kwargs.values())
+        return function(value, *args, **kwargs)
+
+    return checked
+
+
+def percent_format(text: Any, *args: Any, **kwargs: Any) -> str:
+    """The filter `format`: `"%s" | format(x)`."""
+    if args and kwargs:
+        raise TypeError("format takes values by place or by name, not both")
+    check_format(str(text), args)
+    return str(text) % (kwargs or args)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """The filter `tojson` as Hugging Face defines it: plain JSON, with no regard to HTML."""
+    check_widths(indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+# Methods that pad a text, or bytes, up to a length that they are given.
+PADDING = {"ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes"}
+
+
+class CheckedFormatter(SandboxedFormatter):
+    """`str.format` by the sandbox's rules for attributes, with checked widths."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """One `{...}`; widths that other fields give are filled in by now."""
+        check_format(format_spec, ())
+        return super().format_field(value, format_spec)
+
+
+class GenerationTag(Extension):
+    """`{% generation %} ... {% endgeneration %}`, around what the model itself says: trainers mark it so. No effect."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The block's content; what it sets stays inside."""
+        line = next(parser.stream).lineno
+        try:
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        except jinja2.TemplateSyntaxError as error:
+            message = error.message or ""
+            if "'endgeneration'" not in message or "It began" in message:
+                raise
+            parser.fail(f"{message} It began in line {line}.", error.lineno)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox, less what makes texts without end: a template is a stranger's data, not a program of ours."""
+    """Jinja2's sandbox with what Hugging Face gives to templates, and bounds on what makes texts without end.
+
+    A template is a stranger's data, not a program of ours.
+    """
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        for name in ("center", "format", "batch", "indent"):
-            del self.filters[name]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag])
+        for name in ("center", "indent", "batch", "slice", "round", "wordwrap"):
+            self.filters[name] = widths_checked(self.filters[name])
+        self.filters |= {"tojson": to_json, "format": percent_format}
         del self.globals["lipsum"]
-        self.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         self.globals["raise_exception"] = _refuse
-        self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Allow numbers to be multiplied, and texts and lists up to MAX_REPEAT; refuse `**` and `%` on texts."""
+        """Allow numbers to be multiplied, texts and lists up to MAX_REPEAT; powers and widths within bounds."""
         sizes = [len(x) for x in (left, right) if isinstance(x, (str, list, tuple))]
         times = [x for x in (left, right) if isinstance(x, int)]
-        if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise SecurityError(f"the operator {operator} is not allowed here")
+        if operator == "%" and isinstance(left, str):
+            check_format(left, right)
+        if operator == "**" and len(times) == 2 and left.bit_length() * right > 4096:
+            raise SecurityError("a power of more than 4096 bits")
         if operator == "*" and (
             (sizes and times and sizes[0] * times[0] > MAX_REPEAT) or max(times, default=0) > 2**64
         ):
             raise SecurityError(f"a product of more than {MAX_REPEAT:,} elements")
         return super().call_binop(context, operator, left, right)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Jinja's rules, and no methods that pad."""
-        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in GROWING)
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function or method, one that pads only up to MAX_REPEAT."""
+        if getattr(function, "__name__", None) in PADDING:
+            check_widths(*args, *kwargs.values())
+        return super().call(context, function, *args, **kwargs)
 
-    def wrap_str_format(self, value: Any) -> None:
-        """Jinja would let `format` past `is_safe_attribute`; None keeps it there."""
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Jinja's rules, and nothing of a class: `dict.update(message, ...)` would get around them."""
+        is_safe = super().is_safe_attribute(obj, attr, value) and attr not in ("format", "format_map")
+        return is_safe and (not isinstance(obj, type) or attr == "fromkeys")
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """The sandbox's own `format` and `format_map` in place of a text's; None for any other attribute."""
+        text, name = getattr(value, "__self__", None), getattr(value, "__name__", None)
+        if not isinstance(value, types.BuiltinMethodType) or not isinstance(text, str):
+            return None
+        formatter = CheckedFormatter(self)
+        if name == "format":
+            return lambda *args, **kwargs: formatter.vformat(text, args, kwargs)
+        return (lambda values: formatter.vformat(text, (), values)) if name == "format_map" else None
 
 
 def _refuse(message: str) -> None:
@@ -247,7 +345,8 @@ class ChatTemplate:
     def render(self, messages: Messages, add_generation_prompt: bool) -> str:
         """The conversation as one text. ChatTemplateError if the template breaks, refuses, or tries to escape."""
         turns_left = [MAX_TURNS]
-        values = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None}
+        values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        values |= {"tools": None, "documents": None}
         try:
             return self._template.render(self._constants, **values, range=lambda *args: CountedRange(turns_left, *args))
         except ChatTemplateError:
