@@ -49,6 +49,23 @@ BYTE_OF = {character: byte for byte, character in byte_alphabet().items()}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
 
+# What ordinary text is made of: white space, printable ASCII, and the UTF-8 of the first planes. Not in it: control
+# characters, bytes that UTF-8 never has, and those that begin characters of planes which are all but unused.
+ORDINARY_BYTES = {9, 10, 13, *range(32, 127), *range(0x80, 0xC0), *range(0xC2, 0xF1)}
+
+
+def lacking_bytes(tokens: Sequence[str]) -> bytes:
+    """The bytes that no token stands for: what cannot be spelled is dropped."""
+    known = set(tokens)
+    return bytes(sorted(byte for byte, character in byte_alphabet().items() if character not in known))
+
+
+def shown_bytes(data: Iterable[int]) -> str:
+    """Bytes for a message: 41 'A', 0a, ...; of many the first eight."""
+    shown = [f"{b:02x} {chr(b)!r}" if 32 < b < 127 else f"{b:02x}" for b in sorted(data)]
+    return ", ".join(shown[:8]) + (f", ... ({len(shown)} of 256)" if len(shown) > 8 else "")
+
+
 def token_bytes(text: str, token_type: int) -> bytes:
     """The bytes that a token stands for.
 
@@ -64,7 +81,7 @@ def token_bytes(text: str, token_type: int) -> bytes:
 def read_vocab(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Tokens and their types, checked: TokenizerError for another kind, duplicates, or lists of unequal length."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if not isinstance(kind, str) or kind != "gpt2":
         raise TokenizerError(f"tokenizer.ggml.model: found {kind!r}; allowed: 'gpt2' (byte-level BPE)")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
@@ -77,8 +94,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
         if not isinstance(values, (list, np.ndarray)) or len(values) != len(tokens):
             raise TokenizerError(f"tokenizer.ggml.{key}: must have one entry for each of the {len(tokens)} tokens")
     types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    if not all(isinstance(t, (int, np.integer)) for t in types):
-        wrong = next(t for t in types if not isinstance(t, (int, np.integer)))
+    wrong = next((t for t in types if not isinstance(t, (int, np.integer)) or isinstance(t, bool)), None)
+    if wrong is not None:
         raise TokenizerError(
             f"tokenizer.ggml.token_type: found {wrong!r}; allowed: integers from 1 (normal) to 6 (byte)"
         )
@@ -151,6 +168,14 @@ EOG_TEXTS = (
     "</s>",
     "<EOT>",
 )
+
+
+def flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A switch such as `tokenizer.ggml.add_bos_token`: a bool; neither 0 nor "false" will do."""
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise TokenizerError(f"tokenizer.ggml.{name}: found {value!r}; allowed: true or false")
+    return value
 
 
 def special_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:
@@ -329,6 +354,17 @@ def _refuse(message: str) -> None:
     raise ChatTemplateError(f"the model's chat template refuses this conversation: {message}")
 
 
+def chat_templates(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's chat templates by name, as they stand there. The one without a name is "default", and comes first."""
+    key = "tokenizer.chat_template"
+    default = {"default": metadata[key]} if key in metadata else {}
+    return default | {
+        name.removeprefix(f"{key}."): source
+        for name, source in metadata.items()
+        if name.startswith(f"{key}.") and name.removeprefix(f"{key}.") not in default
+    }
+
+
 class ChatTemplate:
     """The Jinja2 template of a model file, rendered in a sandbox. Notebook 02, section 6."""
 
@@ -369,12 +405,15 @@ class Mask:
 
     After rendering, every special text still in sight was written by the template itself. A content's beginning or end
     that could complete a marker together with its neighbour is hidden as well. The stand-ins are ideographs that occur
-    in neither messages nor template: printable, so that a template that prints a whole list does not escape them.
+    in neither messages nor template: printable, so that a template that prints a whole list does not escape them. JSON
+    may write them as escapes, and does not change them otherwise.
     """
 
     def __init__(self, special_texts: Sequence[str], messages: Messages, template: str) -> None:
-        used = set(template) | self._characters(messages)
-        self._free = (chr(c) for c in range(0x20000, 0x2A6D0) if chr(c) not in used)
+        texts = [template, *self._texts(messages)]
+        used = set().union(*texts)
+        free = (chr(c) for c in range(0x20000, 0x2A6D0) if chr(c) not in used)
+        self._free = (c for c in free if not any(self._escape(c) in text for text in texts))
         self._specials = sorted(special_texts, key=len, reverse=True)
         self._covers: dict[str, str] = {}
 
@@ -395,6 +434,8 @@ class Mask:
 
     def uncover(self, text: str) -> str:
         """Put the special texts back, now as ordinary text."""
+        for hidden, cover in self._covers.items():
+            text = text.replace(self._escape(cover), self._escape(hidden))
         return text.translate({ord(cover): hidden for hidden, cover in self._covers.items()})
 
     def _cover_of(self, text: str) -> str:
@@ -417,15 +458,19 @@ class Mask:
                     content = self._cover_of(text[-n:]) + content[n:]
         return content
 
-    def _characters(self, value: Any, depth: int = 0) -> set[str]:
+    @staticmethod
+    def _escape(text: str) -> str:
+        """The text in ASCII, as `tojson` writes it where it is told to."""
+        return json.dumps(text)[1:-1]
+
+    def _texts(self, value: Any, depth: int = 0) -> Iterator[str]:
         if depth > MAX_DEPTH:
             raise ChatTemplateError(f"messages: nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, str):
-            return set(value)
+            yield value
         items = [*value, *value.values()] if isinstance(value, Mapping) else value
-        if not isinstance(items, (list, tuple)):
-            return set()
-        return set().union(*(self._characters(item, depth + 1) for item in items))
+        for item in items if isinstance(items, (list, tuple)) else []:
+            yield from self._texts(item, depth + 1)
 
 
 def check_messages(messages: Any) -> Messages:
@@ -468,6 +513,7 @@ class Tokenizer:
 
     tokens: the vocabulary; pre: name of the word splitting; bos_id, eos_id: int or None; add_bos, add_eos: whether
     `encode` adds them; eog_ids: every id that ends an answer; special_ids: text -> id of special tokens.
+    Warns of a vocabulary that lacks bytes of ordinary text, and once when a text loses a byte.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -475,8 +521,8 @@ class Tokenizer:
         self.pre = self._pre_name(metadata)
         self.bos_id = special_id(metadata, "bos", len(self.tokens))
         self.eos_id = special_id(metadata, "eos", len(self.tokens))
-        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self.pre in IGNORE_MERGES))
-        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+        self.add_bos = flag(metadata, "add_bos_token", self.pre in IGNORE_MERGES)
+        self.add_eos = flag(metadata, "add_eos_token", False)
         if (self.add_bos and self.bos_id is None) or (self.add_eos and self.eos_id is None):
             raise TokenizerError("tokenizer.ggml.add_bos_token / add_eos_token: set, but the file names no such token")
         self.eog_ids = end_of_generation(metadata, self.tokens, types)
@@ -485,7 +531,10 @@ class Tokenizer:
         self._special_pattern = re.compile(f"({'|'.join(longest_first) or '(?!)'})")  # (?!) matches nothing
         self._bpe = build_bpe(metadata, self.tokens, types, self.pre)
         self._bytes = [token_bytes(t, kind) for t, kind in zip(self.tokens, types, strict=True)]
-        self._template_source = metadata.get("tokenizer.chat_template")
+        self._lacking = lacking_bytes(self.tokens)
+        if lost := bytes(ORDINARY_BYTES.intersection(self._lacking)):
+            warnings.warn(f"the vocabulary lacks bytes of ordinary text: {shown_bytes(lost)}", stacklevel=2)
+        self._templates = chat_templates(metadata)
 
     def encode(self, text: str, parse_special: bool = True, add_special: bool = True) -> list[int]:
         """Ids of a text. `parse_special`: a special token's text becomes that token, else it is ordinary text.
@@ -494,7 +543,7 @@ class Tokenizer:
         at the end likewise). A byte that the vocabulary lacks is dropped, as in llama.cpp and transformers.
         """
         check_text(text)
-        ids = self._encode_pieces(text) if parse_special else self._bpe.encode(text).ids
+        ids = self._encode_pieces(text) if parse_special else self._encode_text(text)
         return self._with_bos_and_eos(ids) if add_special else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -531,7 +580,18 @@ class Tokenizer:
         ids: list[int] = []
         for piece in self._special_pattern.split(text):
             special = self.special_ids.get(piece)
-            ids += self._bpe.encode(uncover(piece)).ids if special is None else [special]
+            ids += self._encode_text(uncover(piece)) if special is None else [special]
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Ids of ordinary text; a warning if bytes are dropped, for the first such text."""
+        ids: list[int] = self._bpe.encode(text).ids
+        data = text.encode() if self._lacking else b""
+        found = set(data).intersection(self._lacking)
+        if found and (count := len(data) - sum(len(self._bytes[i]) for i in ids)):
+            said = f"{count} of {len(data)} bytes of this text have no token and are dropped: {shown_bytes(found)}"
+            warnings.warn(f"{said}. This is said once", stacklevel=4)
+            self._lacking = b""
         return ids
 
     def _with_bos_and_eos(self, ids: list[int]) -> list[int]:
@@ -544,12 +604,15 @@ class Tokenizer:
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
         """The file's template, read when it is first needed; ChatTemplateError if there is none, or a broken one."""
-        if not isinstance(self._template_source, str):
-            raise ChatTemplateError("tokenizer.chat_template: the file has none; send plain text instead of a chat")
+        source = self._templates.get("default")
+        if source is None:
+            others = ", ".join(map(repr, self._templates))
+            found = f"the file has no default one, only {others}" if others else "the file has none"
+            raise ChatTemplateError(f"tokenizer.chat_template: {found}; send plain text instead of a chat")
+        if not isinstance(source, str):
+            raise ChatTemplateError(f"tokenizer.chat_template: found {source!r}; allowed: a text")
         constants = {"bos_token": self.bos_id, "eos_token": self.eos_id}
-        return ChatTemplate(
-            self._template_source, {name: "" if i is None else self.tokens[i] for name, i in constants.items()}
-        )
+        return ChatTemplate(source, {name: "" if i is None else self.tokens[i] for name, i in constants.items()})
 
     @staticmethod
     def _pre_name(metadata: Mapping[str, Any]) -> str:
