@@ -78,6 +78,7 @@ def tok() -> Tokenizer:
 # Recorded ids ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*have no token and are dropped")
 @pytest.mark.real_model
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['n']}-{case['group']}")
 def test_ids_equal_the_recorded_ones(smol, case):
