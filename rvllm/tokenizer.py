@@ -474,11 +474,16 @@ class Mask:
 
 
 def check_messages(messages: Any) -> Messages:
-    """Messages as a list of {"role": str, "content": str}; ChatTemplateError says which one is not."""
+    """Messages as a list of {"role": str, "content": str}; ChatTemplateError says which one is not.
+
+    One that calls tools may do without a content.
+    """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise ChatTemplateError(f"messages: found {messages!r}; allowed: a list of one or more messages")
     for i, message in enumerate(messages):
         fields = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+        if fields[0] and fields[1:] == [None] and message.get("tool_calls"):
+            fields.pop()
         if not all(isinstance(field, str) for field in fields):
             raise ChatTemplateError(f"messages[{i}]: found {message!r}; allowed: {{'role': str, 'content': str}}")
     return messages

@@ -371,6 +371,19 @@ def test_c37_a_file_without_a_template_says_so():
         chat(None).encode_chat(HI)
 
 
+def test_a_message_that_calls_tools_needs_no_content():
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }};{% endfor %}"
+    calls = [{"function": {"name": f"add{END}", "arguments": {"a": 1}}}]
+    message = {"role": "assistant", "tool_calls": calls}
+    text = "hi;CONTENT" + json.dumps(calls) + ";"
+    assert chat(template).render_chat([*HI, message | {"content": None}]) == text.replace("CONTENT", "None")
+    assert chat(template).render_chat([*HI, message]) == text.replace("CONTENT", "")
+    check_masked(chat(template), [*HI, message], 0, 0)
+    for calls in (None, []):
+        with pytest.raises(ChatTemplateError, match=r"messages\[1\]"):
+            chat(template).render_chat([*HI, {"role": "assistant", "content": None, "tool_calls": calls}])
+
+
 CIRCULAR: list = []
 CIRCULAR.append(CIRCULAR)
 
