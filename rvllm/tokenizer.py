@@ -403,8 +403,8 @@ MAX_DEPTH = 32
 class Mask:
     """Hides special-token texts inside messages while the template runs, one rare character for each.
 
-    After rendering, every special text still in sight was written by the template itself. A content's beginning or end
-    that could complete a marker together with its neighbour is hidden as well. The stand-ins are ideographs that occur
+    After rendering, every special text still in sight was written by the template itself. A part of a content that
+    could complete a marker together with its neighbours is hidden as well. The stand-ins are ideographs that occur
     in neither messages nor template: printable, so that a template that prints a whole list does not escape them. JSON
     may write them as escapes, and does not change them otherwise.
     """
@@ -449,7 +449,16 @@ class Mask:
         return self._covers[text]
 
     def _cover_edges(self, content: str) -> str:
-        """Hide an end that a special text begins with, and a beginning that one ends with."""
+        """Hide what could be a part of a marker, also where the template strips the white space around it."""
+        core = content.strip()
+        start = content.index(core)
+        covered = content[:start] + self._cover_parts(core) + content[start + len(core) :]
+        return self._cover_parts(covered)
+
+    def _cover_parts(self, content: str) -> str:
+        """Hide an end that a special text begins with, a beginning that one ends with, and the inside of one."""
+        if content and any(content in text for text in self._specials):
+            return self._cover_of(content)
         for text in self._specials:
             for n in range(len(text) - 1, 0, -1):
                 if content.endswith(text[:n]):

@@ -214,6 +214,22 @@ def test_c27_a_marker_half_from_the_template_is_not_one(template, content):
     assert tok.decode(ids) == tok.render_chat(user(content))
 
 
+@pytest.mark.parametrize("trim", ["", " | trim"])
+@pytest.mark.parametrize("special", toy.SPECIAL)
+def test_c27_a_marker_shared_out_at_any_two_points_is_not_one(special, trim):
+    """The template has the outer parts, a message the inner one; or two messages share it."""
+    blank = "  " if trim else ""
+    for i in range(len(special)):
+        for j in range(i + 1, len(special) + 1):
+            tok = chat(f"{special[:i]}{{{{ messages[0].content{trim} }}}}{special[j:]}")
+            ids = tok.encode_chat(user(blank + special[i:j] + blank))
+            assert not {0, 1, 2} & set(ids), (i, j)
+            assert tok.decode(ids) == special
+        tok = chat(f"{{{{ messages[0].content{trim} }}}}{{{{ messages[1].content{trim} }}}}")
+        ids = tok.encode_chat([*user(special[:i] + blank), *user(blank + special[i:])])
+        assert (ids, tok.decode(ids)) == (tok.encode(special, parse_special=False), special)
+
+
 def test_a_marker_written_around_a_role_is_the_templates_own():
     """Phi-3's template spells its markers as '<|' + role + '|>'."""
     tokens, _ = toy.vocabulary()
