@@ -10,6 +10,7 @@ Modules that take long to load are imported by the subcommand that needs them: `
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import importlib
 import io
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
     from rvllm import LLM, RequestOutput, SamplingParams
     from rvllm.bench import Subject, Traffic, Workload
 
+# The byte-order marks that text on stdin may begin with; UTF-32's go first, since UTF-16's are their beginnings.
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 EXIT_DOCTOR_FAILED = 1
 EXIT_PROBLEM = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
@@ -132,7 +141,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--stats", action="store_true", help="show times and token counts on stderr")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--raw", dest="chat", action="store_false", help="take it as it is (the default)")
-    form.add_argument("--chat", action="store_true", help="take it as a chat message")
+    form.add_argument(
+        "--chat", action="store_true", help="take it as a chat message, in the file's default chat template"
+    )
     _add_engine_options(parser)
     _add_sampling_options(parser, max_tokens=128)
 
@@ -253,17 +264,32 @@ def _read_prompt(argument: str) -> str:
     """The prompt itself, or for `-` all of stdin less one newline at its end, as a shell's `$(...)`."""
     if argument != "-":
         # Bytes of an argument that are no text arrive as lone surrogates, which UTF-8 does not allow.
-        return _decode(argument.encode("utf-8", "surrogatepass"), "the prompt")
+        data, encoding = _without_mark(argument.encode("utf-8", "surrogatepass"))
+        return _decode(data, "the prompt", encoding)
     if sys.stdin is None:
         raise InputError("stdin is closed, there is no prompt to read from it")
-    return _decode(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n").removesuffix("\r")
+    data, encoding = _without_mark(sys.stdin.buffer.read())
+    return _decode(data, "the prompt on stdin", encoding).removesuffix("\n").removesuffix("\r")
 
 
-def _decode(data: bytes, what: str) -> str:
+def _without_mark(data: bytes) -> tuple[bytes, str]:
+    """The beginning of a text less its byte-order mark, and the encoding that the mark tells: UTF-8 without one."""
+    for mark, encoding in MARKS:
+        if data.startswith(mark):
+            return data[len(mark) :], encoding
+    return data, "utf-8"
+
+
+def _decode(data: bytes, what: str, encoding: str) -> str:
+    """The text of some bytes; InputError where they are none. UTF-16 without a mark is told by its NULs."""
     try:
-        return data.decode("utf-8")
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise InputError(f"{what} is not valid UTF-8, from byte {error.start} on") from error
+        raise InputError(f"{what} is not valid {encoding.upper()}, from byte {error.start} on") from error
+    if "\0" in text:
+        found = f"{what} holds NUL characters, as UTF-16 without a byte-order mark would"
+        raise InputError(f"{found}; allowed: UTF-8, or UTF-16 that begins with its mark")
+    return text
 
 
 def _show(stream: Any) -> bool:
@@ -309,13 +335,14 @@ class Conversation:
         self.stats = stats
         self.start = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.start)
+        self._lines = Lines()
 
     def run(self) -> None:
         """Read and answer until the user ends it: /exit, Ctrl-D, or Ctrl-C twice with no line in between."""
         interrupts = 0
         while interrupts < 2:
             try:
-                line = _read_line()
+                line = self._lines.read()
             except EOFError:
                 break
             except InputError as error:
@@ -373,15 +400,37 @@ class Conversation:
         return ": the model's context is full; /clear forgets the conversation and makes room"
 
 
-def _read_line() -> str:
-    if sys.stdin is None:
-        raise EOFError
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        return _ask_line()
-    line = sys.stdin.buffer.readline()
-    if not line:
-        raise EOFError
-    return _decode(line, "the line on stdin").strip()
+class Lines:
+    """The lines of stdin, one by one, less the white space around them: in UTF-8, or as a byte-order mark says."""
+
+    def __init__(self) -> None:
+        self._encoding: str | None = None  # known from the first line on
+
+    def read(self) -> str:
+        """The next line; EOFError after the last one, InputError for one that is no text."""
+        if sys.stdin is None:
+            raise EOFError
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return _ask_line()
+        data = sys.stdin.buffer.readline()
+        if not data:
+            raise EOFError
+        if self._encoding is None:
+            data, self._encoding = _without_mark(data)
+        return _decode(self._whole(data, self._encoding), "the line on stdin", self._encoding).strip()
+
+    @staticmethod
+    def _whole(data: bytes, encoding: str) -> bytes:
+        """The line to its end: the byte 0a, which `readline` looks for, may also be a part of another character."""
+        newline = "\n".encode(encoding)
+        if len(newline) == 1:
+            return data
+        while len(data) % len(newline) or not data.endswith(newline):
+            more = sys.stdin.buffer.read(1) if len(data) % len(newline) else sys.stdin.buffer.readline()
+            if not more:
+                break
+            data += more
+        return data
 
 
 def _ask_line() -> str:
@@ -399,6 +448,7 @@ def _ask_line() -> str:
 def _info(arguments: argparse.Namespace) -> int:
     from rvllm.gguf import GGUFFile
     from rvllm.hub import resolve
+    from rvllm.tokenizer import chat_templates
 
     file = GGUFFile(resolve(arguments.model))
     print(f"{file.path}\n{_bytes(file.size)}, GGUF version {file.version}, alignment {file.alignment}")
@@ -406,6 +456,9 @@ def _info(arguments: argparse.Namespace) -> int:
     width = max((len(key) for key in file.metadata), default=0)
     for key, value in file.metadata.items():
         print(f"  {_plain(key):{width}}  {_shorten(value)}")
+    if templates := chat_templates(file.metadata):
+        names = (f"{_plain(name)} (used)" if name == "default" else _plain(name) for name in templates)
+        print(f"\nchat templates: {', '.join(names)}")
     print(f"\n{len(file.tensors)} tensors")
     _print_table(
         (_plain(tensor.name), " x ".join(map(str, tensor.shape)), tensor.type_name, _bytes(tensor.nbytes))

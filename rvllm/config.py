@@ -55,9 +55,10 @@ class Keys:
         return float(value)
 
     def forbid(self, key: str, *harmless: Any) -> None:
-        """A key whose presence would change the mathematics; only the harmless values pass."""
+        """A key whose presence would change the mathematics; only the harmless values pass; a bool is no number."""
         value = self._metadata.get(key)
-        if value is not None and (isinstance(value, np.ndarray) or value not in harmless):
+        passes = (isinstance(value, (type(h), int)) and value == h for h in harmless)
+        if value is not None and (isinstance(value, bool) or not any(passes)):
             raise ConfigError(f"{key}: found {value!r}; allowed: absent or {', '.join(map(repr, harmless))}")
 
     def _get(self, key: str, default: Any) -> Any:

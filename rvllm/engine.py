@@ -44,11 +44,14 @@ class Answer(Sequence):
         params = request.params
         room = max_model_len - len(request.prompt_token_ids)
         self.max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
-        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eog_ids)
+        special = tokenizer.special_ids
+        end_ids = {*params.stop_token_ids, *(special[text] for text in params.stop if text in special)}
+        end_ids |= set() if params.ignore_eos else tokenizer.eog_ids
         self.request = request
         self.output = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
         # One list of ids for both: what sampling remembers is what comes out.
-        self.state = SamplingState(params, request.prompt_token_ids, end_ids, index, self.output.token_ids)
+        self.state = SamplingState(params, request.prompt_token_ids, frozenset(end_ids), index, self.output.token_ids)
+        self._tokenizer = tokenizer
         self._decoder, self._stop = IncrementalDecoder(tokenizer), StopBuffer(params.stop)
         self._last_token_time: float | None = None
 
@@ -57,7 +60,7 @@ class Answer(Sequence):
         output, token_id = self.output, sampled.token_id
         ended = token_id in self.state.end_ids
         num_tokens = len(output.token_ids) + 1
-        piece = "" if ended else self._show(self._decoder.push(token_id), num_tokens)
+        piece = self._text_of(token_id, ended, num_tokens)
         self._last_token_time = self.request.count_token(now, self._last_token_time)
         place = self.num_prompt_tokens + len(output.token_ids)
         self.token_ids[place : place + 1] = [token_id]  # at the end, or in the place kept for it (part IV)
@@ -77,11 +80,20 @@ class Answer(Sequence):
         del self.token_ids[self.num_prompt_tokens + len(self.output.token_ids) :]
         self.state.rewind()
 
-    def _show(self, text: str, num_tokens: int) -> str:
+    def _text_of(self, token_id: int, ended: bool, num_tokens: int) -> str:
+        """What may be shown after this token. One that is not text only counts in the search for stop texts."""
+        spelled = self._tokenizer.tokens[token_id]
+        text = self._show(self._decoder.finish() if ended else self._decoder.push(token_id), num_tokens)
+        if ended or spelled in self._tokenizer.special_ids:
+            text += self._show(spelled, num_tokens, hidden=True)
+        return text
+
+    def _show(self, text: str, num_tokens: int, hidden: bool = False) -> str:
         """Text that can't be the beginning of a stop text; before `min_tokens` stop texts are not looked for."""
         params = self.request.params
-        early = num_tokens < params.min_tokens
-        return text if not params.stop or early or self._stop.stopped else self._stop.push(text)
+        if not params.stop or num_tokens < params.min_tokens or self._stop.stopped:
+            return "" if hidden else text
+        return self._stop.push(text, hidden)
 
 
 class Request:

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
+import re
 import statistics
 import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,9 +22,15 @@ from numpy.typing import NDArray
 
 from rvllm.device import cuda_available
 from rvllm.emulator import Counters
-from rvllm.runtime import LIVE_SOURCES, Runtime
+from rvllm.errors import RvllmError
+from rvllm.runtime import LIVE_SOURCES, Runtime, without_comments
 
 Value = TypeVar("Value")
+CELL_OPTIONS = ("--draft", "--header")
+
+
+class CellError(RvllmError):
+    """A `%%cuda` line that can't be understood: what was found, what is allowed."""
 
 
 def load_ipython_extension(ipython: Any) -> None:
@@ -35,10 +44,63 @@ def cuda_cell(line: str, cell: str) -> None:
     """`%%cuda NAME [--draft] [--header]`: the cell's text is the source of kernel NAME from now on.
 
     The runtime looks here before it looks into the package, so an edit takes effect at the next launch. `--draft`
-    only matters to the exporter: such a kernel lives in its notebook alone.
+    only matters to the exporter: such a kernel lives in its notebook alone. A text that nothing would run, as after a
+    slip in NAME, gets a remark. Raises CellError for a line without a name, or with other options.
     """
-    name, *options = line.split()
-    LIVE_SOURCES[f"{name}.{'cuh' if '--header' in options else 'cu'}"] = cell
+    name, *options = line.split() or [""]
+    if not re.fullmatch(r"\w+", name):
+        raise CellError(f"%%cuda: found {name!r}; allowed: %%cuda NAME [--draft] [--header]")
+    if unknown := [option for option in options if option not in CELL_OPTIONS]:
+        raise CellError(f"%%cuda {name}: found {unknown[0]!r}; allowed: {', '.join(CELL_OPTIONS)}")
+    is_header = "--header" in options
+    LIVE_SOURCES[f"{name}.{'cuh' if is_header else 'cu'}"] = cell
+    remark = remark_on_header(name) if is_header else remark_on_kernel(name, cell, "--draft" in options)
+    if remark:
+        print(f"%%cuda {line.strip()}: {remark}")
+
+
+def remark_on_kernel(name: str, text: str, is_draft: bool) -> str:
+    """Why no launch would run this text, or none of the package's; "" where all is right."""
+    defined = kernels_of(text)
+    if name not in defined:
+        found = f"the text defines {', '.join(defined) or 'no kernel'}, and a launch of {name} looks for {name}"
+        return f"{found}; nothing launches it{suggestion(name, 'cu')}"
+    if is_draft or name in package_files("cu"):
+        return ""
+    hint = suggestion(name, "cu") or "; --draft says that only this notebook does"
+    return f"no kernel of the package has this name, so nothing in it launches the text{hint}"
+
+
+def remark_on_header(name: str) -> str:
+    """That no other file includes this header, or ""."""
+    folder = resources.files("rvllm.kernels")
+    texts = {f"{n}.{kind}": folder / f"{n}.{kind}" for kind in ("cu", "cuh") for n in package_files(kind)}
+    sources = {file: path.read_text(encoding="utf-8") for file, path in texts.items()} | LIVE_SOURCES
+    include = re.compile(rf'#\s*include\s*"{name}\.cuh"')
+    if any(include.search(without_comments(text)) for file, text in sources.items() if file != f"{name}.cuh"):
+        return ""
+    return f"no kernel includes {name}.cuh so far, so nothing reads the text{suggestion(name, 'cuh')}"
+
+
+def kernels_of(text: str) -> list[str]:
+    """Names of the kernels that a source text defines: the last name before a parameter list."""
+    heads = re.findall(r"\b__global__\b([^;{]*)\{", without_comments(text))
+    return [names[-1] for head in heads if (names := re.findall(r"(\w+)\s*\(", head))]
+
+
+def package_files(kind: str) -> list[str]:
+    """Names of the package's kernel files of one kind, "cu" or "cuh", less their endings."""
+    files = (file.name.rpartition(".") for file in resources.files("rvllm.kernels").iterdir())
+    return sorted(name for name, _, ending in files if ending == kind)
+
+
+def suggestion(name: str, kind: str) -> str:
+    """The name that was probably meant, as the end of a remark, or ""."""
+    other = {"cu": "cuh", "cuh": "cu"}[kind]
+    if name in package_files(other):
+        return f"; {name} is a header, it needs --header" if kind == "cu" else f"; {name} is a kernel, not a header"
+    close = [n for n in difflib.get_close_matches(name, package_files(kind), 1) if n != name]
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def kernels_run_on(rt: Runtime) -> None:

@@ -51,7 +51,8 @@ class SamplingParams:
     temperature: 0 = greedy (lowest id wins a tie).  top_k: 0 or -1 = off.  top_p: 1 = off.  min_p: 0 = off.
     seed: the same seed draws the same random numbers whatever else runs; None = different every time.
     max_tokens: None = up to the model's context.  n: answers per prompt.
-    stop: texts that end the answer and are not part of it.  stop_token_ids: ids that do.
+    stop: texts that end the answer and are not part of it. A special token in one is that token; one that is a
+    special token and nothing else counts among the ids.  stop_token_ids: ids that end the answer.
     ignore_eos: go on past the model's own end tokens.  min_tokens: no end before so many tokens.
     logprobs: None, or how many of the likeliest tokens to report beside the chosen one, from the model's own
     distribution, before every filter.
@@ -282,34 +283,60 @@ def logprobs(logits: NDArray[np.float32], token_id: int, params: SamplingParams)
     return {int(i): min(0.0, float(wide[i] - log_total)) for i in (token_id, *likeliest) if np.isfinite(wide[i])}
 
 
+SHOWN, FIRST, LATER = "s", "f", "l"  # a character that is shown; the first, a later one of a token that is not
+
+
 class StopBuffer:
     """Holds text back while it may be the beginning of a stop text. Notebook 04, section 6.
 
     `push` returns what is safe to show; `stopped` turns true once a stop text is complete (it is not shown, and of
     several the one that is complete first counts). `finish` returns what was held when the answer ends otherwise.
+    A stop text contains the whole of a hidden token, or none of it.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self.stop, self.stopped, self._held = tuple(stop), False, ""
+        self.stop, self.stopped = tuple(stop), False
+        self._held, self._kinds = "", ""  # characters, and for each of them SHOWN, FIRST or LATER
 
-    def push(self, text: str) -> str:
-        """Add text; get the part that can no longer belong to a stop text."""
-        held = self._held + text
-        found = [(i + len(s), i) for s in self.stop if (i := held.find(s)) >= 0]
+    def push(self, text: str, hidden: bool = False) -> str:
+        """Add text; get the part that can no longer belong to a stop text.
+
+        hidden: the text spells a token that is not shown.
+        """
+        self._held += text
+        self._kinds += (FIRST + LATER * len(text))[: len(text)] if hidden else SHOWN * len(text)
+        found = [(i + len(s), i) for s in self.stop if (i := self._find(s)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return held[: min(found)[1]]
-        keep = max((self._overlap(held, s) for s in self.stop), default=0)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep]
+            self.stopped = True
+            shown, _ = self._take(min(found)[1]), self.finish()
+            return shown
+        keep = max(map(self._overlap, self.stop), default=0)
+        return self._take(len(self._held) - keep)
 
     def finish(self) -> str:
         """What is left once no more text can come."""
-        held, self._held = self._held, ""
-        return held
+        return self._take(len(self._held))
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that a stop text begins with."""
-        longest = min(len(text), len(stop) - 1)
-        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+    def _find(self, stop: str) -> int:
+        """Where a stop text begins in what is held, or -1."""
+        begin = self._held.find(stop)
+        while begin >= 0 and not (self._is_border(begin) and self._is_border(begin + len(stop))):
+            begin = self._held.find(stop, begin + 1)
+        return begin
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of what is held that a stop text begins with."""
+        held = self._held
+        longest = min(len(held), len(stop) - 1)
+        ends = (n for n in range(longest, 0, -1) if held.endswith(stop[:n]))
+        return next((n for n in ends if self._is_border(len(held) - n)), 0)
+
+    def _is_border(self, place: int) -> bool:
+        """Whether a stop text may begin or end there: not inside a hidden token."""
+        return self._kinds[place : place + 1] != LATER
+
+    def _take(self, count: int) -> str:
+        """Let go of the first `count` characters; returns those that are shown."""
+        taken, kinds = self._held[:count], self._kinds[:count]
+        self._held, self._kinds = self._held[count:], self._kinds[count:]
+        return "".join(c for c, kind in zip(taken, kinds, strict=True) if kind == SHOWN)

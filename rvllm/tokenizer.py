@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 import re
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import jinja2
 import numpy as np
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, SecurityError
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 
 from rvllm.errors import RvllmError
@@ -47,6 +49,23 @@ BYTE_OF = {character: byte for byte, character in byte_alphabet().items()}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
 
+# What ordinary text is made of: white space, printable ASCII, and the UTF-8 of the first planes. Not in it: control
+# characters, bytes that UTF-8 never has, and those that begin characters of planes which are all but unused.
+ORDINARY_BYTES = {9, 10, 13, *range(32, 127), *range(0x80, 0xC0), *range(0xC2, 0xF1)}
+
+
+def lacking_bytes(tokens: Sequence[str]) -> bytes:
+    """The bytes that no token stands for: what cannot be spelled is dropped."""
+    known = set(tokens)
+    return bytes(sorted(byte for byte, character in byte_alphabet().items() if character not in known))
+
+
+def shown_bytes(data: Iterable[int]) -> str:
+    """Bytes for a message: 41 'A', 0a, ...; of many the first eight."""
+    shown = [f"{b:02x} {chr(b)!r}" if 32 < b < 127 else f"{b:02x}" for b in sorted(data)]
+    return ", ".join(shown[:8]) + (f", ... ({len(shown)} of 256)" if len(shown) > 8 else "")
+
+
 def token_bytes(text: str, token_type: int) -> bytes:
     """The bytes that a token stands for.
 
@@ -62,7 +81,7 @@ def token_bytes(text: str, token_type: int) -> bytes:
 def read_vocab(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Tokens and their types, checked: TokenizerError for another kind, duplicates, or lists of unequal length."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if not isinstance(kind, str) or kind != "gpt2":
         raise TokenizerError(f"tokenizer.ggml.model: found {kind!r}; allowed: 'gpt2' (byte-level BPE)")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
@@ -75,8 +94,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
         if not isinstance(values, (list, np.ndarray)) or len(values) != len(tokens):
             raise TokenizerError(f"tokenizer.ggml.{key}: must have one entry for each of the {len(tokens)} tokens")
     types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    if not all(isinstance(t, (int, np.integer)) for t in types):
-        wrong = next(t for t in types if not isinstance(t, (int, np.integer)))
+    wrong = next((t for t in types if not isinstance(t, (int, np.integer)) or isinstance(t, bool)), None)
+    if wrong is not None:
         raise TokenizerError(
             f"tokenizer.ggml.token_type: found {wrong!r}; allowed: integers from 1 (normal) to 6 (byte)"
         )
@@ -151,6 +170,14 @@ EOG_TEXTS = (
 )
 
 
+def flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A switch such as `tokenizer.ggml.add_bos_token`: a bool; neither 0 nor "false" will do."""
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise TokenizerError(f"tokenizer.ggml.{name}: found {value!r}; allowed: true or false")
+    return value
+
+
 def special_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:
     """An id such as `tokenizer.ggml.eos_token_id`, or None where the file has none."""
     value = metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -170,8 +197,6 @@ def end_of_generation(metadata: Mapping[str, Any], tokens: Sequence[str], types:
 
 MAX_TURNS = 100_000
 MAX_REPEAT = 1_000_000
-# Methods of str that can pad without end.
-GROWING = {"format", "format_map", "ljust", "rjust", "center", "zfill", "expandtabs"}
 
 
 class CountedRange:
@@ -185,6 +210,12 @@ class CountedRange:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def __getitem__(self, index: Any) -> Any:
+        part = self._numbers[index]
+        if isinstance(part, range):
+            return CountedRange(self._turns_left, part.start, part.stop, part.step)
+        return part
+
     def __iter__(self) -> Iterator[int]:
         for number in self._numbers:
             self._turns_left[0] -= 1
@@ -193,42 +224,145 @@ class CountedRange:
             yield number
 
 
+def check_widths(*values: Any) -> None:
+    """SecurityError for an integer above MAX_REPEAT: as a width it would pad a text without end."""
+    if any(isinstance(value, int) and value > MAX_REPEAT for value in values):
+        raise SecurityError(f"a width of more than {MAX_REPEAT:,}")
+
+
+def check_format(text: str, values: Any) -> None:
+    """The same for the widths in a format text, and for those that `*` takes from the values."""
+    check_widths(*map(int, re.findall(r"[0-9]+", text)))
+    if "*" in text:
+        check_widths(*(values if isinstance(values, tuple) else [values]))
+
+
+def widths_checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's whose arguments, all but the value in front of it, may not be too large."""
+
+    @functools.wraps(function)
+    def checked(value: Any, *args: Any, **kwargs: Any) -> Any:
+        check_widths(*args, *kwargs.values())
+        return function(value, *args, **kwargs)
+
+    return checked
+
+
+def percent_format(text: Any, *args: Any, **kwargs: Any) -> str:
+    """The filter `format`: `"%s" | format(x)`."""
+    if args and kwargs:
+        raise TypeError("format takes values by place or by name, not both")
+    check_format(str(text), args)
+    return str(text) % (kwargs or args)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """The filter `tojson` as Hugging Face defines it: plain JSON, with no regard to HTML."""
+    check_widths(indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+# Methods that pad a text, or bytes, up to a length that they are given.
+PADDING = {"ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes"}
+
+
+class CheckedFormatter(SandboxedFormatter):
+    """`str.format` by the sandbox's rules for attributes, with checked widths."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """One `{...}`; widths that other fields give are filled in by now."""
+        check_format(format_spec, ())
+        return super().format_field(value, format_spec)
+
+
+class GenerationTag(Extension):
+    """`{% generation %} ... {% endgeneration %}`, around what the model itself says: trainers mark it so. No effect."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The block's content; what it sets stays inside."""
+        line = next(parser.stream).lineno
+        try:
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        except jinja2.TemplateSyntaxError as error:
+            message = error.message or ""
+            if "'endgeneration'" not in message or "It began" in message:
+                raise
+            parser.fail(f"{message} It began in line {line}.", error.lineno)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox, less what makes texts without end: a template is a stranger's data, not a program of ours."""
+    """Jinja2's sandbox with what Hugging Face gives to templates, and bounds on what makes texts without end.
+
+    A template is a stranger's data, not a program of ours.
+    """
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        for name in ("center", "format", "batch", "indent"):
-            del self.filters[name]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag])
+        for name in ("center", "indent", "batch", "slice", "round", "wordwrap"):
+            self.filters[name] = widths_checked(self.filters[name])
+        self.filters |= {"tojson": to_json, "format": percent_format}
         del self.globals["lipsum"]
-        self.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         self.globals["raise_exception"] = _refuse
-        self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Allow numbers to be multiplied, and texts and lists up to MAX_REPEAT; refuse `**` and `%` on texts."""
+        """Allow numbers to be multiplied, texts and lists up to MAX_REPEAT; powers and widths within bounds."""
         sizes = [len(x) for x in (left, right) if isinstance(x, (str, list, tuple))]
         times = [x for x in (left, right) if isinstance(x, int)]
-        if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise SecurityError(f"the operator {operator} is not allowed here")
+        if operator == "%" and isinstance(left, str):
+            check_format(left, right)
+        if operator == "**" and len(times) == 2 and left.bit_length() * right > 4096:
+            raise SecurityError("a power of more than 4096 bits")
         if operator == "*" and (
             (sizes and times and sizes[0] * times[0] > MAX_REPEAT) or max(times, default=0) > 2**64
         ):
             raise SecurityError(f"a product of more than {MAX_REPEAT:,} elements")
         return super().call_binop(context, operator, left, right)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Jinja's rules, and no methods that pad."""
-        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in GROWING)
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function or method, one that pads only up to MAX_REPEAT."""
+        if getattr(function, "__name__", None) in PADDING:
+            check_widths(*args, *kwargs.values())
+        return super().call(context, function, *args, **kwargs)
 
-    def wrap_str_format(self, value: Any) -> None:
-        """Jinja would let `format` past `is_safe_attribute`; None keeps it there."""
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Jinja's rules, and nothing of a class: `dict.update(message, ...)` would get around them."""
+        is_safe = super().is_safe_attribute(obj, attr, value) and attr not in ("format", "format_map")
+        return is_safe and (not isinstance(obj, type) or attr == "fromkeys")
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """The sandbox's own `format` and `format_map` in place of a text's; None for any other attribute."""
+        text, name = getattr(value, "__self__", None), getattr(value, "__name__", None)
+        if not isinstance(value, types.BuiltinMethodType) or not isinstance(text, str):
+            return None
+        formatter = CheckedFormatter(self)
+        if name == "format":
+            return lambda *args, **kwargs: formatter.vformat(text, args, kwargs)
+        return (lambda values: formatter.vformat(text, (), values)) if name == "format_map" else None
 
 
 def _refuse(message: str) -> None:
     raise ChatTemplateError(f"the model's chat template refuses this conversation: {message}")
+
+
+def chat_templates(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's chat templates by name, as they stand there. The one without a name is "default", and comes first."""
+    key = "tokenizer.chat_template"
+    default = {"default": metadata[key]} if key in metadata else {}
+    return default | {
+        name.removeprefix(f"{key}."): source
+        for name, source in metadata.items()
+        if name.startswith(f"{key}.") and name.removeprefix(f"{key}.") not in default
+    }
 
 
 class ChatTemplate:
@@ -247,7 +381,8 @@ class ChatTemplate:
     def render(self, messages: Messages, add_generation_prompt: bool) -> str:
         """The conversation as one text. ChatTemplateError if the template breaks, refuses, or tries to escape."""
         turns_left = [MAX_TURNS]
-        values = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": None}
+        values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        values |= {"tools": None, "documents": None}
         try:
             return self._template.render(self._constants, **values, range=lambda *args: CountedRange(turns_left, *args))
         except ChatTemplateError:
@@ -268,14 +403,17 @@ MAX_DEPTH = 32
 class Mask:
     """Hides special-token texts inside messages while the template runs, one rare character for each.
 
-    After rendering, every special text still in sight was written by the template itself. A content's beginning or end
-    that could complete a marker together with its neighbour is hidden as well. The stand-ins are ideographs that occur
-    in neither messages nor template: printable, so that a template that prints a whole list does not escape them.
+    After rendering, every special text still in sight was written by the template itself. A part of a content that
+    could complete a marker together with its neighbours is hidden as well. The stand-ins are ideographs that occur
+    in neither messages nor template: printable, so that a template that prints a whole list does not escape them. JSON
+    may write them as escapes, and does not change them otherwise.
     """
 
     def __init__(self, special_texts: Sequence[str], messages: Messages, template: str) -> None:
-        used = set(template) | self._characters(messages)
-        self._free = (chr(c) for c in range(0x20000, 0x2A6D0) if chr(c) not in used)
+        texts = [template, *self._texts(messages)]
+        used = set().union(*texts)
+        free = (chr(c) for c in range(0x20000, 0x2A6D0) if chr(c) not in used)
+        self._free = (c for c in free if not any(self._escape(c) in text for text in texts))
         self._specials = sorted(special_texts, key=len, reverse=True)
         self._covers: dict[str, str] = {}
 
@@ -296,6 +434,8 @@ class Mask:
 
     def uncover(self, text: str) -> str:
         """Put the special texts back, now as ordinary text."""
+        for hidden, cover in self._covers.items():
+            text = text.replace(self._escape(cover), self._escape(hidden))
         return text.translate({ord(cover): hidden for hidden, cover in self._covers.items()})
 
     def _cover_of(self, text: str) -> str:
@@ -309,7 +449,16 @@ class Mask:
         return self._covers[text]
 
     def _cover_edges(self, content: str) -> str:
-        """Hide an end that a special text begins with, and a beginning that one ends with."""
+        """Hide what could be a part of a marker, also where the template strips the white space around it."""
+        core = content.strip()
+        start = content.index(core)
+        covered = content[:start] + self._cover_parts(core) + content[start + len(core) :]
+        return self._cover_parts(covered)
+
+    def _cover_parts(self, content: str) -> str:
+        """Hide an end that a special text begins with, a beginning that one ends with, and the inside of one."""
+        if content and any(content in text for text in self._specials):
+            return self._cover_of(content)
         for text in self._specials:
             for n in range(len(text) - 1, 0, -1):
                 if content.endswith(text[:n]):
@@ -318,23 +467,32 @@ class Mask:
                     content = self._cover_of(text[-n:]) + content[n:]
         return content
 
-    def _characters(self, value: Any, depth: int = 0) -> set[str]:
+    @staticmethod
+    def _escape(text: str) -> str:
+        """The text in ASCII, as `tojson` writes it where it is told to."""
+        return json.dumps(text)[1:-1]
+
+    def _texts(self, value: Any, depth: int = 0) -> Iterator[str]:
         if depth > MAX_DEPTH:
             raise ChatTemplateError(f"messages: nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, str):
-            return set(value)
+            yield value
         items = [*value, *value.values()] if isinstance(value, Mapping) else value
-        if not isinstance(items, (list, tuple)):
-            return set()
-        return set().union(*(self._characters(item, depth + 1) for item in items))
+        for item in items if isinstance(items, (list, tuple)) else []:
+            yield from self._texts(item, depth + 1)
 
 
 def check_messages(messages: Any) -> Messages:
-    """Messages as a list of {"role": str, "content": str}; ChatTemplateError says which one is not."""
+    """Messages as a list of {"role": str, "content": str}; ChatTemplateError says which one is not.
+
+    One that calls tools may do without a content.
+    """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise ChatTemplateError(f"messages: found {messages!r}; allowed: a list of one or more messages")
     for i, message in enumerate(messages):
         fields = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+        if fields[0] and fields[1:] == [None] and message.get("tool_calls"):
+            fields.pop()
         if not all(isinstance(field, str) for field in fields):
             raise ChatTemplateError(f"messages[{i}]: found {message!r}; allowed: {{'role': str, 'content': str}}")
     return messages
@@ -369,6 +527,7 @@ class Tokenizer:
 
     tokens: the vocabulary; pre: name of the word splitting; bos_id, eos_id: int or None; add_bos, add_eos: whether
     `encode` adds them; eog_ids: every id that ends an answer; special_ids: text -> id of special tokens.
+    Warns of a vocabulary that lacks bytes of ordinary text, and once when a text loses a byte.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -376,8 +535,8 @@ class Tokenizer:
         self.pre = self._pre_name(metadata)
         self.bos_id = special_id(metadata, "bos", len(self.tokens))
         self.eos_id = special_id(metadata, "eos", len(self.tokens))
-        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self.pre in IGNORE_MERGES))
-        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+        self.add_bos = flag(metadata, "add_bos_token", self.pre in IGNORE_MERGES)
+        self.add_eos = flag(metadata, "add_eos_token", False)
         if (self.add_bos and self.bos_id is None) or (self.add_eos and self.eos_id is None):
             raise TokenizerError("tokenizer.ggml.add_bos_token / add_eos_token: set, but the file names no such token")
         self.eog_ids = end_of_generation(metadata, self.tokens, types)
@@ -386,7 +545,10 @@ class Tokenizer:
         self._special_pattern = re.compile(f"({'|'.join(longest_first) or '(?!)'})")  # (?!) matches nothing
         self._bpe = build_bpe(metadata, self.tokens, types, self.pre)
         self._bytes = [token_bytes(t, kind) for t, kind in zip(self.tokens, types, strict=True)]
-        self._template_source = metadata.get("tokenizer.chat_template")
+        self._lacking = lacking_bytes(self.tokens)
+        if lost := bytes(ORDINARY_BYTES.intersection(self._lacking)):
+            warnings.warn(f"the vocabulary lacks bytes of ordinary text: {shown_bytes(lost)}", stacklevel=2)
+        self._templates = chat_templates(metadata)
 
     def encode(self, text: str, parse_special: bool = True, add_special: bool = True) -> list[int]:
         """Ids of a text. `parse_special`: a special token's text becomes that token, else it is ordinary text.
@@ -395,7 +557,7 @@ class Tokenizer:
         at the end likewise). A byte that the vocabulary lacks is dropped, as in llama.cpp and transformers.
         """
         check_text(text)
-        ids = self._encode_pieces(text) if parse_special else self._bpe.encode(text).ids
+        ids = self._encode_pieces(text) if parse_special else self._encode_text(text)
         return self._with_bos_and_eos(ids) if add_special else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -432,7 +594,18 @@ class Tokenizer:
         ids: list[int] = []
         for piece in self._special_pattern.split(text):
             special = self.special_ids.get(piece)
-            ids += self._bpe.encode(uncover(piece)).ids if special is None else [special]
+            ids += self._encode_text(uncover(piece)) if special is None else [special]
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Ids of ordinary text; a warning if bytes are dropped, for the first such text."""
+        ids: list[int] = self._bpe.encode(text).ids
+        data = text.encode() if self._lacking else b""
+        found = set(data).intersection(self._lacking)
+        if found and (count := len(data) - sum(len(self._bytes[i]) for i in ids)):
+            said = f"{count} of {len(data)} bytes of this text have no token and are dropped: {shown_bytes(found)}"
+            warnings.warn(f"{said}. This is said once", stacklevel=4)
+            self._lacking = b""
         return ids
 
     def _with_bos_and_eos(self, ids: list[int]) -> list[int]:
@@ -445,12 +618,15 @@ class Tokenizer:
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
         """The file's template, read when it is first needed; ChatTemplateError if there is none, or a broken one."""
-        if not isinstance(self._template_source, str):
-            raise ChatTemplateError("tokenizer.chat_template: the file has none; send plain text instead of a chat")
+        source = self._templates.get("default")
+        if source is None:
+            others = ", ".join(map(repr, self._templates))
+            found = f"the file has no default one, only {others}" if others else "the file has none"
+            raise ChatTemplateError(f"tokenizer.chat_template: {found}; send plain text instead of a chat")
+        if not isinstance(source, str):
+            raise ChatTemplateError(f"tokenizer.chat_template: found {source!r}; allowed: a text")
         constants = {"bos_token": self.bos_id, "eos_token": self.eos_id}
-        return ChatTemplate(
-            self._template_source, {name: "" if i is None else self.tokens[i] for name, i in constants.items()}
-        )
+        return ChatTemplate(source, {name: "" if i is None else self.tokens[i] for name, i in constants.items()})
 
     @staticmethod
     def _pre_name(metadata: Mapping[str, Any]) -> str:

@@ -214,6 +214,22 @@ def test_c27_a_marker_half_from_the_template_is_not_one(template, content):
     assert tok.decode(ids) == tok.render_chat(user(content))
 
 
+@pytest.mark.parametrize("trim", ["", " | trim"])
+@pytest.mark.parametrize("special", toy.SPECIAL)
+def test_c27_a_marker_shared_out_at_any_two_points_is_not_one(special, trim):
+    """The template has the outer parts, a message the inner one; or two messages share it."""
+    blank = "  " if trim else ""
+    for i in range(len(special)):
+        for j in range(i + 1, len(special) + 1):
+            tok = chat(f"{special[:i]}{{{{ messages[0].content{trim} }}}}{special[j:]}")
+            ids = tok.encode_chat(user(blank + special[i:j] + blank))
+            assert not {0, 1, 2} & set(ids), (i, j)
+            assert tok.decode(ids) == special
+        tok = chat(f"{{{{ messages[0].content{trim} }}}}{{{{ messages[1].content{trim} }}}}")
+        ids = tok.encode_chat([*user(special[:i] + blank), *user(blank + special[i:])])
+        assert (ids, tok.decode(ids)) == (tok.encode(special, parse_special=False), special)
+
+
 def test_a_marker_written_around_a_role_is_the_templates_own():
     """Phi-3's template spells its markers as '<|' + role + '|>'."""
     tokens, _ = toy.vocabulary()
@@ -309,7 +325,7 @@ def test_c37_the_uncounted_range_is_out_of_reach(name):
         "{{ range(1000000000) | reverse | first }}",
         "{{ 5 in range(10, 1000000000) }}",
         "{% for i in range(0, 1000000000, 1) if false %}{% endfor %}",
-        "{{ 9 ** 9 ** 9 }}",
+        "{{ 9 ** (9 ** 9) }}",
         "{{ ('a' * 1000000 * 20) | length }}",
         "{{ ([0] * 1000000 * 3) | length }}",
         "{{ (1000000 * [0, 1] * 3) | length }}",
@@ -371,6 +387,19 @@ def test_c37_a_file_without_a_template_says_so():
         chat(None).encode_chat(HI)
 
 
+def test_a_message_that_calls_tools_needs_no_content():
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }};{% endfor %}"
+    calls = [{"function": {"name": f"add{END}", "arguments": {"a": 1}}}]
+    message = {"role": "assistant", "tool_calls": calls}
+    text = "hi;CONTENT" + json.dumps(calls) + ";"
+    assert chat(template).render_chat([*HI, message | {"content": None}]) == text.replace("CONTENT", "None")
+    assert chat(template).render_chat([*HI, message]) == text.replace("CONTENT", "")
+    check_masked(chat(template), [*HI, message], 0, 0)
+    for calls in (None, []):
+        with pytest.raises(ChatTemplateError, match=r"messages\[1\]"):
+            chat(template).render_chat([*HI, {"role": "assistant", "content": None, "tool_calls": calls}])
+
+
 CIRCULAR: list = []
 CIRCULAR.append(CIRCULAR)
 
@@ -427,6 +456,178 @@ def test_a_lone_surrogate_is_refused_by_name():
 def test_what_hugging_face_gives_to_templates(template, text):
     """tojson as readable JSON, blocks without blank lines, break, strftime_now; no escaping of HTML."""
     assert chat(template).render_chat(user("<é'&>")) == text
+
+
+# The template language as Hugging Face's library defines it -----------------------------------------------------------
+
+TALK = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": " Hi! "},
+    {"role": "assistant", "content": "Hello.\n"},
+    {"role": "user", "content": "Bye."},
+]
+TRAINED = (
+    "{% for m in messages %}\n"
+    "    {% if m.role == 'assistant' %}\n"
+    "<|im_start|>assistant\n"
+    "GENERATION\n"
+    "{% set text = m.content | trim %}\n"
+    "{{ text }}<|im_end|>\n"
+    "END\n"
+    "    {% else %}\n"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "    {% endif %}\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize(("left", "right"), [("", ""), ("-", "-"), ("-", ""), ("", "-"), ("+", "")])
+def test_c86_generation_blocks_change_nothing(left, right, prompt):
+    def tags(begin: str, end: str) -> Tokenizer:
+        texts = [f"{{%{left} {text} {right}%}}" for text in (begin, end)]
+        return chat(TRAINED.replace("GENERATION", texts[0]).replace("END", texts[1]))
+
+    trained, plain = tags("generation", "endgeneration"), tags("if true", "endif")
+    assert trained.render_chat(TALK, prompt) == plain.render_chat(TALK, prompt)
+    assert trained.encode_chat(TALK, prompt) == plain.encode_chat(TALK, prompt)
+    assert "Hello.<|im_end|>" in trained.render_chat(TALK, prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% for i in range(3) %}{% generation %}{{ loop.index }}{% endgeneration %}{% endfor %}", "123"),
+        ("{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}", "ab"),
+        ("{% generation %}{% endgeneration %}", ""),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
+        ("{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}{% endgeneration %}{{ n.x }}", "2"),
+        ("{% for i in range(3) %}{% generation %}{{ i }}{% break %}{% endgeneration %}{% endfor %}", "0"),
+    ],
+)
+def test_c86_generation_blocks_inside_others(template, text):
+    assert chat(template).render_chat(HI) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("a\n{% generation %}\nb\n", "line 3: Unexpected end .*'endgeneration'.* It began in line 2"),
+        ("{% for m in messages %}\n{% generation %}\n{% endfor %}", "line 3: .*'endfor'.* It began in line 2"),
+        ("{% generation %}\n{% generation %}{% endgeneration %}", "line 2: Unexpected end .* It began in line 1"),
+        ("\n{% generation %}{% if %}{% endgeneration %}", "line 2: Expected an expression"),
+        ("{% generation %}{% endfor %}", "line 1: .*'endgeneration'"),
+        ("\n\n{% endgeneration %}", "line 3: .*'endgeneration'"),
+    ],
+)
+def test_c86_a_generation_block_never_closed_is_named_with_its_line(template, message):
+    with pytest.raises(ChatTemplateError, match=f"the model's chat template, {message}"):
+        chat(template).encode_chat(HI)
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("{'b': 'é<', 'a': [1]} | tojson", '{"b": "é<", "a": [1]}'),
+        ("{'b': 'é<', 'a': [1]} | tojson(ensure_ascii=True)", '{"b": "\\u00e9<", "a": [1]}'),
+        ("{'b': 'é<', 'a': [1]} | tojson(ensure_ascii=False, sort_keys=true)", '{"a": [1], "b": "é<"}'),
+        ("{'b': 1, 'a': [1]} | tojson(separators=(',', ':'))", '{"b":1,"a":[1]}'),
+        ("{'b': 1, 'a': [1]} | tojson(indent=2)", '{\n  "b": 1,\n  "a": [\n    1\n  ]\n}'),
+        ("{'a': 1} | tojson(false, 1, (',', ': '), true)", '{\n "a": 1\n}'),
+        ("'{}-{:>4}'.format('x', 5)", "x-   5"),
+        ("'{0[k]}|{m.role}'.format({'k': 1}, m=messages[0])", "1|user"),
+        ("'{x:03}'.format_map({'x': 7})", "007"),
+        ("'%s is %5.1f' % ('x', 2)", "x is   2.0"),
+        ("'%d%%' | format(7)", "7%"),
+        ("'%(a)s' | format(a=1)", "1"),
+        ("'x'.center(3) ~ 'x'.ljust(2) ~ 'x'.rjust(2) ~ '7'.zfill(2)", " x x  x07"),
+        ("'x' | center(3)", " x "),
+        ("'x\ny' | indent(2)", "x\n  y"),
+        ("[1, 2, 3] | batch(2, 0) | list", "[[1, 2], [3, 0]]"),
+        ("[1, 2, 3] | slice(2) | list", "[[1, 2], [3]]"),
+        ("2 ** 10", "1024"),
+        ("2.5 | round(0, 'ceil')", "3.0"),
+        ("range(10)[-1] ~ range(10)[2:4] | list | string", "9[2, 3]"),
+        ("dict(a=1).a ~ dict.fromkeys([1], 2) | string", "1{1: 2}"),
+        ("tools is none and documents is none", "True"),
+        ("strftime_now(format='%%')", "%"),
+    ],
+)
+def test_what_templates_of_hugging_face_may_use(expression, text):
+    assert chat(f"{{{{ {expression} }}}}").render_chat(HI) == text
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'%*d' % (20000000, 1)",
+        "'%(a(b))20000000d' % {'a(b)': 1}",
+        "'%.20000000f' % 1",
+        "'%*d' | format(20000000, 1)",
+        "'{:{w}}'.format(1, w=20000000)",
+        "'{:.20000000f}'.format(1)",
+        "'{x:>20000000}'.format_map({'x': 1})",
+        "'x'.center(20000000)",
+        "'x'.zfill(width) if 'x'.zfill(20000000) else 1",
+        "('x' | attr('rjust'))(20000000)",
+        "(1).to_bytes(20000000, 'big')",
+        "'x' | indent(20000000, true)",
+        "'x' | indent(width=20000000)",
+        "[1] | tojson(indent=20000000)",
+        "[1] | slice(1000000000) | list",
+        "1.5 | round(1000000000, 'ceil')",
+        "2 ** 1000000",
+        "range(1000000000)[1:]",
+    ],
+)
+def test_c37_widths_without_end_are_stopped(expression):
+    with pytest.raises(ChatTemplateError, match="was stopped"):
+        chat(f"{{{{ {expression} }}}}").render_chat(HI)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "dict.update(messages[0], {'content': 'changed'})",
+        "dict.__setitem__(messages[0], 'content', 'changed')",
+        "dict.clear(messages[0])",
+        "(dict | attr('pop'))(messages[0], 'content')",
+        "namespace.__init__(messages[0])",
+    ],
+)
+def test_c37_methods_of_classes_are_out_of_reach(expression):
+    messages = user("hi")
+    with pytest.raises(ChatTemplateError):
+        chat(f"{{{{ {expression} }}}}").render_chat(messages)
+    assert messages == HI
+
+
+@pytest.mark.parametrize("ascii_only", ["true", "false"])
+def test_c27_special_texts_in_json(ascii_only):
+    """Their stand-ins come through as escapes; escapes that somebody typed stay as they are."""
+    template = SIMPLE.replace("m.content", f"m.content | tojson(ensure_ascii={ascii_only})")
+    for content in (INJECTION, f"é{END}\\ud840\\udc00", END * 2, "<|im_", "\U00020000"):
+        check_masked(chat(template), user(content), 1, 1)
+
+
+def test_c100_of_several_templates_the_default_is_used():
+    names = {"tokenizer__chat_templates": ["tool_use"], "tokenizer__chat_template.tool_use": "T"}
+    assert chat("D", **names).render_chat(HI) == "D"
+    assert chat(None, **names | {"tokenizer__chat_template.default": "E"}).render_chat(HI) == "E"
+    assert chat("D", **names | {"tokenizer__chat_template.default": "E"}).render_chat(HI) == "D"
+
+
+def test_c100_named_templates_alone_are_told():
+    names = {"tokenizer__chat_template.tool_use": "T", "tokenizer__chat_template.rag": "R"}
+    with pytest.raises(ChatTemplateError, match=r"tokenizer\.chat_template: .* no default one, only 'tool_use', 'rag'"):
+        chat(None, **names).encode_chat(HI)
+
+
+@pytest.mark.parametrize("source", [5, ["x"], True])
+def test_c100_a_template_that_is_no_text(source):
+    with pytest.raises(ChatTemplateError, match=r"tokenizer\.chat_template: found .*; allowed: a text"):
+        chat(source).encode_chat(HI)
 
 
 TOY = chat()

@@ -174,6 +174,114 @@ def test_one_newline_at_the_end_of_stdin_is_not_part_of_the_prompt(monkeypatch, 
     assert cli._read_prompt("-") == prompt
 
 
+ENCODINGS = ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+
+
+def marked(text: str, encoding: str) -> bytes:
+    return f"\ufeff{text}".encode(encoding)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(
+    ("data", "prompt"),
+    [
+        ("Hello é 世 🚀", "Hello é 世 🚀"),
+        ("a\r\n", "a"),
+        ("a\nb\n\n", "a\nb\n"),
+        ("Ċਊ\n", "Ċਊ"),
+        ("", ""),
+        ("\ufeffa", "\ufeffa"),
+    ],
+)
+def test_c96_a_byte_order_mark_tells_the_encoding_and_is_dropped(monkeypatch, encoding, data, prompt):
+    """Only the first one is a mark. (U+010A and U+0A0A have the byte of a newline in them.)"""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(marked(data, encoding))))
+    assert cli._read_prompt("-") == prompt
+
+
+def test_c96_a_mark_in_an_argument_is_dropped():
+    assert cli._read_prompt("\ufeffHello") == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            "Hello".encode("utf-16-le"),
+            "holds NUL characters, as UTF-16 without a byte-order mark would; allowed: UTF-8",
+        ),
+        ("Hello\n".encode("utf-16-be"), "holds NUL characters"),
+        ("Hello".encode("utf-32-le"), "holds NUL characters"),
+        ("é\n".encode("utf-16-le"), "is not valid UTF-8"),
+        (b"a\0b", "holds NUL characters"),
+        (marked("a\0b", "utf-16-le"), "holds NUL characters"),
+        (b"\xff\xfea\0b", "is not valid UTF-16-LE, from byte 2 on"),
+        (b"\xff\xfe\x00\xd8a\0", "is not valid UTF-16-LE, from byte 0 on"),
+        (b"\xef\xbb\xbfa\xff", "is not valid UTF-8, from byte 1 on"),
+        ("a\ud800".encode("utf-8", "surrogatepass"), "is not valid UTF-8, from byte 1 on"),
+    ],
+)
+def test_c96_what_is_no_text_on_stdin_is_told(monkeypatch, capsys, data, message):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False))
+    assert cli.main(["generate", "-"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"rvllm: the prompt on stdin {message}")
+
+
+def entered(monkeypatch, capsys, data: bytes) -> tuple[list[str], str]:
+    """The messages that a chat gets from these bytes on stdin, and what it says about them."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False))
+    llm = Scripted(*([["A"]] * 9))
+    Conversation(llm, SimpleNamespace(max_tokens=9), None).run()
+    return [messages[-1]["content"] for messages in llm.asked], capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", ["", "\n"])
+def test_c96_a_chat_in_any_unicode_encoding(monkeypatch, capsys, encoding, newline, last):
+    lines = ["Hi é 世 🚀", "", "Ċਊ", "/clear", "bye"]
+    data = marked(newline.join(lines) + last, encoding)
+    assert entered(monkeypatch, capsys, data) == (["Hi é 世 🚀", "Ċਊ", "bye"], "the conversation is forgotten\n")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\nnot read\n"])
+def test_c96_a_mark_before_exit_ends(monkeypatch, capsys, encoding, end):
+    assert entered(monkeypatch, capsys, marked("/exit" + end, encoding)) == ([], "")
+
+
+def test_c96_a_chat_in_utf_16_without_a_mark_is_told(monkeypatch, capsys):
+    asked, told = entered(monkeypatch, capsys, "Hi\n".encode("utf-16-be") + b"yes\n")
+    assert asked == ["yes"]
+    assert told.startswith("rvllm: the line on stdin holds NUL characters, as UTF-16 without a byte-order mark would")
+
+
+def test_c96_a_line_that_is_no_text_stops_no_other(monkeypatch, capsys):
+    for data in (b"\xef\xbb\xbfa\xff\nb\n", b"\xff\xfe\x00\xd8\n\0b\0\n\0"):
+        asked, told = entered(monkeypatch, capsys, data)
+        assert asked == ["b"]
+        assert re.match(r"rvllm: the line on stdin is not valid UTF-(8|16-LE), from byte [01] on", told)
+
+
+@pytest.mark.parametrize(
+    ("templates", "line"),
+    [
+        ({"": "D"}, "chat templates: default (used)"),
+        ({"": "D", ".tool_use": "T", ".rag": "R"}, "chat templates: default (used), tool_use, rag"),
+        ({".tool\x1buse": "T"}, r"chat templates: tool\x1buse"),
+        ({}, None),
+    ],
+)
+def test_c100_info_names_the_chat_templates(tmp_path, capsys, templates, line):
+    keys = {f"tokenizer__chat_template{name}": source for name, source in templates.items()}
+    path = toy.write(tmp_path / "toy.gguf", toy.metadata(**{"tokenizer__chat_template": None} | keys))
+    assert cli.main(["info", str(path)]) == 0
+    shown = [text for text in capsys.readouterr().out.splitlines() if text.startswith("chat templates")]
+    assert shown == ([] if line is None else [line])
+
+
 def test_the_traceback_is_there_for_those_who_want_it():
     stderr = rvllm("info", "nope", RVLLM_DEBUG="1").stderr.decode()
     assert "Traceback" in stderr
@@ -262,13 +370,13 @@ def converse(monkeypatch, lines, *answers, system=None, max_tokens=9):
     """A conversation in which the user enters `lines`; an exception among them is raised in place of a line."""
     script = [*lines, EOFError()]
 
-    def read_line():
+    def read_line(_lines):
         line = script.pop(0)
         if isinstance(line, BaseException):
             raise line
         return line
 
-    monkeypatch.setattr(cli, "_read_line", read_line)
+    monkeypatch.setattr(cli.Lines, "read", read_line)
     llm = Scripted(*answers)
     conversation = Conversation(llm, SimpleNamespace(max_tokens=max_tokens), system)
     conversation.run()

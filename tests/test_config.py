@@ -178,6 +178,23 @@ def test_harmless_keys(changes):
     assert config(**changes) == config()
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("split.count", [True, False, 1.0, "1", [1], np.array([1]), np.array([])]),
+        ("llama.expert_count", [False, 0.0, "0", [0], np.array([0])]),
+        ("llama.attention.sliding_window", [False, 0.0, "0"]),
+        ("llama.rope.dimension_count", [16.0, "16", np.array([16])]),
+        ("llama.rope.scaling.factor", [True, False, "1.0", [1.0], np.array([1.0])]),
+        ("llama.rope.scale_linear", [True, "1.0"]),
+        ("llama.rope.scaling.type", [False, 0, ["none"], np.array([])]),
+    ],
+)
+def test_c100_harmless_values_of_another_type_are_named(key, values):
+    for value in values:
+        refused(key, "allowed: absent or", **{key.replace(".", "__"): value})
+
+
 COUNTS = [
     "llama__block_count",
     "llama__context_length",

@@ -461,6 +461,26 @@ def test_stop_texts_while_text_is_held_back(make, said, stop, text):
         check_empty(llm)
 
 
+@pytest.mark.parametrize(
+    ("said", "stop", "ignore_eos", "text"),
+    [
+        ("ab cd<|im_start|> ef", "<|im_start|>", False, "ab cd"),
+        ("ab cd<|im_start|>user", "<|im_start|>user", False, "ab cd"),
+        ("ab cd<|im_start|> ef", "cd<|im_start|> e", False, "ab "),
+        ("ab cd<|im_end|> ef", "<|im_end|>", True, "ab cd"),
+    ],
+)
+def test_c88_stop_texts_with_special_tokens(make, said, stop, ignore_eos, text):
+    llm = make()
+    spelled = llm.tokenizer.encode(said)
+    llm.engine.model.model = Script(llm.config, spelled, 1)
+    params = SamplingParams(stop=stop, max_tokens=len(spelled) + 5, ignore_eos=ignore_eos)
+    out = llm.generate([5], params)[0].outputs[0]
+    assert (out.text, out.finish_reason) == (text, "stop")
+    assert out.token_ids == spelled[: len(out.token_ids)]
+    check_empty(llm)
+
+
 # Aborts ---------------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from rvllm.llm import LLM
 from rvllm.sampling import LogitsError, ParameterError, SamplingParams
 from rvllm.step import make_step
 from rvllm.testing import assert_close
-from rvllm.tokenizer import CONTROL, NORMAL, ChatTemplateError, TokenizerError
+from rvllm.tokenizer import CONTROL, NORMAL, USER_DEFINED, ChatTemplateError, TokenizerError
 from tests import toy
 
 PROMPTS = ["hello world", "a", "The quick brown fox", "né 中文 👩‍🚀", [5, 6, 7], "x" * 40, "zz", [299]]
@@ -492,6 +492,65 @@ def test_c31_stop_texts_across_tokens(scripted, stop, max_tokens, text, reason):
 def test_c31_held_text_is_shown_when_an_end_token_comes(scripted):
     out = scripted("foo", " EN", 2).generate([5], SamplingParams(stop="END"))[0].outputs[0]
     assert (out.text, out.finish_reason) == ("foo EN", "stop")
+
+
+SPECIAL_STOPS = [  # what the model says (1 is <|im_start|>, 2 the end token <|im_end|>), stop texts, what is shown
+    (["ab cd", 1, " ef"], "<|im_start|>", "ab cd"),
+    (["ab cd", 1, " ef"], ["zz", "<|im_start|>"], "ab cd"),
+    (["ab cd", 1, "user x"], "<|im_start|>user", "ab cd"),
+    (["ab cd", 1, "us", "er", " x"], ["<|im_start|>user"], "ab cd"),
+    (["ab cd", 1, " ef"], "cd<|im_start|>", "ab "),
+    (["ab cd", 1, " ef"], "d<|im_start|> e", "ab c"),
+    (["ab", 1, 1, " ef"], "<|im_start|><|im_start|> ", "ab"),
+    (["ab cd", 2], "cd<|im_end|>", "ab "),
+    (["ab <|im_", "start|>user"], "<|im_start|>user", "ab "),
+]
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize(("said", "stop", "text"), SPECIAL_STOPS)
+def test_c88_stop_texts_with_special_tokens(scripted, said, stop, text, logprobs):
+    llm = scripted(*said)
+    if "<|im_" in said[0]:  # spelled out by ordinary tokens
+        llm.engine.model.ids = [i for part in said for i in llm.tokenizer.encode(part, parse_special=False)]
+    params = SamplingParams(stop=stop, max_tokens=99, logprobs=logprobs)
+    out = llm.generate([5], params)[0].outputs[0]
+    assert (out.text, out.finish_reason) == (text, "stop")
+    assert out.token_ids == llm.engine.model.ids[: len(out.token_ids)]
+    assert logprobs is None or len(out.logprobs) == len(out.token_ids)
+    stream = llm.stream([5], params)
+    assert ("".join(stream), stream.output.outputs[0]) == (text, out)
+
+
+@pytest.mark.parametrize(("stop", "ended"), [("<|im_end|>", True), ("b<|im_end|>", True), ("<|im_end|>x", False)])
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_c88_an_end_token_as_a_stop_text_stops_although_end_tokens_are_ignored(scripted, stop, ended, ignore_eos):
+    params = SamplingParams(stop=stop, ignore_eos=ignore_eos, max_tokens=9)
+    out = scripted("ab", 2, "cd").generate([5], params)[0].outputs[0]
+    if ended or not ignore_eos:
+        assert (out.text, out.finish_reason, out.token_ids[-1]) == ("a" if stop[0] == "b" else "ab", "stop", 2)
+    else:
+        assert (out.text[:4], out.finish_reason) == ("abcd", "length")
+
+
+def test_c88_a_user_defined_token_as_a_stop_text(scripted, tmp_path):
+    types = [CONTROL] * 3 + [NORMAL] * 297
+    types[299] = USER_DEFINED
+    path = toy.write(tmp_path / "user.gguf", toy.metadata(tokenizer__ggml__token_type=types))
+    llm = scripted("AB", 299, "C", path=path)
+    out = llm.generate([5], SamplingParams(stop=llm.tokenizer.tokens[299]))[0].outputs[0]
+    assert (out.text, out.finish_reason, out.token_ids[-1]) == ("AB", "stop", 299)
+
+
+def test_c88_a_stop_text_that_is_one_special_token_counts_among_the_ids(scripted):
+    """So, like them, it is held back until `min_tokens`, and an unfinished character before it is shown as such."""
+    llm = scripted("A", 1, "B", "C")
+    out = llm.generate([5], SamplingParams(stop="<|im_start|>", min_tokens=3, max_tokens=4))[0].outputs[0]
+    assert 1 not in out.token_ids[:3]
+    half = llm.tokenizer.encode("é")[:1]
+    llm.engine.model.ids = [*half, 1]
+    for params in (SamplingParams(stop="<|im_start|>"), SamplingParams(stop_token_ids=[1])):
+        assert llm.generate([5], params)[0].outputs[0].text == "\ufffd"
 
 
 def test_min_tokens_comes_before_every_end(scripted):

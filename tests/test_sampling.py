@@ -483,3 +483,65 @@ def test_c31_no_more_is_held_than_needed(text, stop):
     history = shown([text], stop)[2]
     begins = [n for n in range(len(text) + 1) if any(s.startswith(text[len(text) - n :]) for s in stop)]
     assert history == [text[: len(text) - max(begins, default=0)]]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "text", "stopped"),
+    [
+        (["ab", ("<|x|>",), "user"], "<|x|>user", "ab", True),
+        (["ab", ("<|x|>",), "us", "er"], "<|x|>user", "ab", True),
+        (["ab", ("<|x|>",), "useless"], "<|x|>user", "abuseless", False),
+        (["ab", ("<|x|>",)], "b<|x|>", "a", True),
+        (["ab", ("<|x|>",), "cd"], "b<|x|>c", "a", True),
+        (["a", ("<|x|>",), ("<|y|>",), "b"], "<|x|><|y|>", "a", True),
+        (["a", ("<|x|>",), ("<|x|>",), "b"], "<|x|>b", "a", True),
+        (["a<|x|>b"], "<|x|>b", "a", True),
+        (["a<|x", "|>b"], "<|x|>b", "a", True),
+        (["a", ("<|x|>",), "b<|x|>c"], "<|x|>c", "ab", True),
+        (["a<b", ("<|x|>",), "c"], "<", "a", True),
+        (["a", ("<|x|>",), "b"], "<", "ab", False),
+        (["a", ("<|x|>",), "b"], "x", "ab", False),
+        (["a", ("<|x|>",), "b"], ">b", "ab", False),
+        (["a", ("<|x|>",), "b"], "a<", "ab", False),
+        (["a", ("<|x|>",), "b"], "ab", "ab", False),
+        (["a", ("<|x|>",), "b"], "<|x|>", "a", True),
+        (["a", ("<",), "b"], "<", "a", True),
+        (["a", ("",), "b"], "ab", "", True),
+    ],
+)
+def test_c88_hidden_tokens_in_stop_texts(pieces, stop, text, stopped):
+    """A stop text holds the whole of a token that is not shown, or none of it; the token never comes out."""
+    buffer, got = StopBuffer([stop]), ""
+    for piece in pieces:
+        got += buffer.push(*piece, hidden=True) if isinstance(piece, tuple) else buffer.push(piece)
+        if buffer.stopped:
+            break
+    assert (got + buffer.finish(), buffer.stopped) == (text, stopped)
+
+
+hidden_or_not = st.lists(st.tuples(st.sampled_from(["a", "ab", "<a>", "<b>", "b"]), st.booleans()), max_size=8)
+
+
+@given(hidden_or_not, st.lists(st.text("ab<>", min_size=1, max_size=5), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=300)
+def test_c88_every_stop_text_between_borders_is_found_and_no_other(pieces, stop):
+    """Against a search of the whole text, piece by piece."""
+    spelled, shown_at, borders = "", [], {0}
+    end, begin = None, None
+    for text, hidden in pieces:
+        shown_at += [not hidden] * len(text)
+        borders |= {len(spelled) + n for n in ([len(text)] if hidden else range(1, len(text) + 1))}
+        spelled += text
+        places = [(i + len(s), i) for s in stop for i in borders if spelled[i:].startswith(s)]
+        matches = [place for place in places if place[0] in borders]
+        if matches:
+            end, begin = min(matches)
+            break
+    buffer, got = StopBuffer(stop), ""
+    for text, hidden in pieces:
+        got += buffer.push(text, hidden)
+        if buffer.stopped:
+            break
+    assert buffer.stopped == (end is not None)
+    expected = "".join(c for c, shown in zip(spelled[:begin], shown_at[:begin], strict=True) if shown)
+    assert got + buffer.finish() == expected

@@ -1,6 +1,7 @@
 """Text to ids and back: against recorded ids of two other programs, the library's own splittings, and broken files."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,7 @@ def tok() -> Tokenizer:
 # Recorded ids ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*have no token and are dropped")
 @pytest.mark.real_model
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['n']}-{case['group']}")
 def test_ids_equal_the_recorded_ones(smol, case):
@@ -217,6 +219,38 @@ def test_c22_an_unknown_name_is_an_error_with_the_known_ones(name):
         tokenizer(tokenizer__ggml__pre=name)
 
 
+@pytest.mark.parametrize("key", ["add_bos_token", "add_eos_token"])
+@pytest.mark.parametrize("value", [0, 1, "false", "0", "", [False], np.array([False]), 0.0])
+def test_c100_a_flag_that_is_no_flag(key, value):
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.ggml\.{key}: found .*; allowed: true or false"):
+        tokenizer(**{f"tokenizer__ggml__{key}": value})
+
+
+@pytest.mark.parametrize("value", [["gpt2", "x"], np.array(["gpt2", "gpt2"]), np.array(["gpt2"]), np.array([]), 2])
+def test_c100_a_kind_that_is_no_text(value):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.model: found"):
+        tokenizer(tokenizer__ggml__model=value)
+
+
+@pytest.mark.parametrize("types", [[True] * 300, [1.0] * 300, np.ones(300), np.ones(300, bool), ["1"] * 300])
+def test_c100_token_types_that_are_no_integers(types):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.token_type: found"):
+        tokenizer(tokenizer__ggml__token_type=types)
+
+
+@pytest.mark.parametrize("name", ["bos", "eos", "eot", "eom"])
+@pytest.mark.parametrize("value", [True, 1.0, "1", [1], np.array([1]), -1, 300])
+def test_c100_ids_that_are_no_ids(name, value):
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.ggml\.{name}_token_id: found .*; allowed: 0 to 299"):
+        tokenizer(**{f"tokenizer__ggml__{name}_token_id": value})
+
+
+def test_c100_keys_that_are_not_read_may_hold_anything():
+    other = {"padding_token_id": -1, "unknown_token_id": -1, "add_space_prefix": 5, "a_new_key": [1]}
+    changed = tokenizer(**{f"tokenizer__ggml__{key}": value for key, value in other.items()})
+    assert changed.encode("abc<|im_end|>") == tokenizer().encode("abc<|im_end|>")
+
+
 def test_c22_a_missing_name_warns():
     with pytest.warns(UserWarning, match="tokenizer.ggml.pre is missing"):
         assert tokenizer(tokenizer__ggml__pre=None).pre == "default"
@@ -319,12 +353,88 @@ def test_an_empty_special_token_does_no_harm():
     assert tok.encode_chat([{"role": "user", "content": "ab"}]) == plain
 
 
-def test_bytes_without_a_token_are_dropped():
-    tokens, _ = toy.vocabulary()
-    tokens[tokens.index("q")] = "<unused>"
-    merges = [m for m in toy.vocabulary()[1] if "q" not in m]
-    tok = tokenizer(tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=merges)
-    assert tok.decode(tok.encode("AqB")) == "AB"
+def lacking(*missing: str | bytes) -> Tokenizer:
+    """A toy tokenizer without these bytes: their tokens are taken by others, and their merges are gone."""
+    characters = {
+        byte_alphabet()[byte] for item in missing for byte in (item.encode() if isinstance(item, str) else item)
+    }
+    tokens, merges = toy.vocabulary()
+    tokens = [f"<unused {i}>" if i > 2 and characters & set(t) else t for i, t in enumerate(tokens)]
+    return tokenizer(
+        tokenizer__ggml__tokens=tokens, tokenizer__ggml__merges=[m for m in merges if not characters & set(m)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        (b"q", "71 'q'"),
+        (b" ", "20"),
+        (b"\n", "0a"),
+        (b"\xf0", "f0"),
+        (b"\x80\xc2", "80, c2"),
+        (bytes(range(256)), "09, 0a, 0d, 20, 21 '!', .*, ... .209 of 256."),
+    ],
+)
+def test_a_vocabulary_that_lacks_ordinary_bytes_is_told_at_load(missing, told):
+    with pytest.warns(UserWarning, match=f"the vocabulary lacks bytes of ordinary text: {told}$") as caught:
+        lacking(missing)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("missing", [b"", b"\x00\x04\x7f", b"\xc0\xc1\xf5\xff", b"\xf1\xf2\xf3\xf4"])
+def test_a_vocabulary_that_lacks_only_rare_bytes_is_not_told_at_load(missing):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lacking(missing).encode("abc é 世 🚀\t\r\n~") == tokenizer().encode("abc é 世 🚀\t\r\n~")
+
+
+@pytest.mark.real_model
+def test_the_default_model_loads_without_a_word(model_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tok = Tokenizer(GGUFFile(model_path).metadata)
+        tok.encode("all that is usual: é 世 🚀 \t\n<|im_end|>")
+    with pytest.warns(UserWarning, match=r"1 of 3 bytes of this text have no token and are dropped: 04\."):
+        assert tok.decode(tok.encode("-\x04-")) == "--"
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda tok, text: tok.encode(text),
+        lambda tok, text: tok.encode(text, parse_special=False),
+        lambda tok, text: tok.encode_chat([{"role": "user", "content": text}]),
+    ],
+    ids=["encode", "plain", "chat"],
+)
+def test_dropped_bytes_are_told_once(encode):
+    tok = lacking(b"\x04\xf1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encode(tok, "nothing lost")
+    with pytest.warns(
+        UserWarning, match=r"2 of \d+ bytes of this text have no token and are dropped: 04\. .*once"
+    ) as told:
+        first = encode(tok, "A\x04B\x04")
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert encode(tok, "A\x04B\x04") == first == encode(tok, "AB")
+
+
+def test_a_token_that_holds_a_byte_loses_nothing():
+    """The byte alone has no token, yet nothing is dropped where a special or a user-defined token has it."""
+    tokens, merges = toy.vocabulary()
+    tokens[tokens.index(byte_alphabet()[4])] = "<\x04>"
+    types = [CONTROL] * 3 + [NORMAL] * 297
+    types[tokens.index("<\x04>")] = USER_DEFINED
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tok = tokenizer(tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=types)
+        assert tok.decode(tok.encode("a<\x04>b<|im_end|>"), skip_special=False) == "a<\x04>b<|im_end|>"
+    with pytest.warns(UserWarning, match="1 of 3 bytes"):
+        assert tok.decode(tok.encode("a\x04b")) == "ab"
 
 
 # Round trips ----------------------------------------------------------------------------------------------------------
