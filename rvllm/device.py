@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -62,14 +63,17 @@ def describe_device(device: str = "auto") -> str:
     return f"cpu ({processor_name()})"
 
 
-def resolve_device(name: str) -> str:
-    """The device to compute on: `auto` becomes the best one that works, any other name must work as it is."""
+def resolve_device(name: str, must_work: bool = True) -> str:
+    """The device to compute on: `auto` becomes the best one that works, any other name must work as it is.
+
+    must_work: False where nothing is to be computed: a GPU that is not here then is a good name too.
+    """
     if name == "auto":
         return "cuda" if cuda_available() else "cpu"
     match = DEVICE_NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise DeviceError(f"there is no device {name!r}; it is one of auto, cpu, cuda, cuda:N, emulator")
-    if name.startswith("cuda"):
+    if must_work and name.startswith("cuda"):
         _require_cuda(int(match[1] or 0))
     return name
 
@@ -194,15 +198,18 @@ def gpu_memory(device: str) -> tuple[int, int]:
 
 
 def shared_memory(device: str) -> int:
-    """Bytes of shared memory that a block of a GPU may ask for; on the emulator a T4's."""
-    if not device.startswith("cuda"):
+    """Bytes of shared memory that a block of a GPU may ask for; on the emulator, or of a card not here, a T4's."""
+    if not device.startswith("cuda") or not cuda_available():
         return 64 << 10
     cupy = importlib.import_module("cupy")
     return int(cupy.cuda.runtime.getDeviceProperties(device_index(device))["sharedMemPerBlockOptin"])
 
 
 def free_memory(device: str) -> int:
-    """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown)."""
+    """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown).
+
+    Where the system does not count free pages (macOS), half of all.
+    """
     if device.startswith("cuda"):
         return gpu_memory(device)[0]
     try:
@@ -213,7 +220,7 @@ def free_memory(device: str) -> int:
 
 
 def _free_pages() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS does not count these pages
-        return 0
+    for name, part in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
+        with suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS not the first of these
+            return max(0, os.sysconf(name)) * os.sysconf("SC_PAGE_SIZE") // part
+    return 0
