@@ -18,7 +18,7 @@ from typing import Any
 from rvllm.config import LlamaConfig
 from rvllm.cpu_model import CpuModel, read_config
 from rvllm.cuda_model import CudaModel
-from rvllm.device import shared_memory
+from rvllm.device import TENSOR_CORES, card_capability, dotted, shared_memory
 from rvllm.device_engine import DeviceEngine
 from rvllm.engine import Engine
 from rvllm.fast_model import FastModel
@@ -72,7 +72,10 @@ class Runner:
 
 
 def why_not(name: str, device: str, file: GGUFFile, config: LlamaConfig, block_size: int) -> str:
-    """What keeps a file from running on a variant; empty if nothing does."""
+    """What keeps a file from running on a variant on this device; empty if nothing does."""
+    capability = card_capability(device)
+    if name in PACKED and capability is not None and capability < TENSOR_CORES:
+        return f"compute capability {dotted(capability)}; allowed {dotted(TENSOR_CORES)} and up, for its tensor cores"
     if name in HALF_CACHE:
         group = config.num_attention_heads // config.num_key_value_heads
         if block_size != PAGE:
