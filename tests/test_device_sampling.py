@@ -1,8 +1,8 @@
 """Sampling on the device against rvllm.sampling's `draw`, given the same random numbers: token for token.
 
-Both do the same arithmetic, float32 differences and quotients, integer masses and sums. Exponentials may differ in their
-last digit: in the emulator hardly ever, on a GPU by up to 2**-23. So a number that falls within that of the border
-between two tokens could choose the other one. The seeds here are fixed, and no row is such a case.
+Both do the same arithmetic, float32 differences and quotients, integer masses and sums. Exponentials may differ in
+their last digit: in the emulator hardly ever, on a GPU by up to 2**-23. So a number that falls within that of the
+border between two tokens could choose the other one. The seeds here are fixed, and no row is such a case.
 
 In the emulator's check mode blocks are small to save time; one test takes 1,024 threads. RVLLM_TEST_DEVICE=cuda: a GPU.
 """
