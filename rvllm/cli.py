@@ -15,10 +15,12 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ from rvllm.errors import RvllmError
 if TYPE_CHECKING:
     from rvllm import LLM, RequestOutput, SamplingParams
     from rvllm.bench import Subject, Traffic, Workload
+    from rvllm.gguf import GGUFFile
 
 # The byte-order marks that text on stdin may begin with; UTF-32's go first, since UTF-16's are their beginnings.
 MARKS = (
@@ -125,12 +128,40 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help="continue a text"))
     _add_chat(commands.add_parser("chat", help="talk with the model"))
     info = commands.add_parser("info", help="show what is in a model file")
-    info.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    info.set_defaults(run=_info)
+    _add_info(info)
     doctor = commands.add_parser("doctor", help="show what works on this machine, and what mends the rest")
     doctor.set_defaults(run=_doctor)
     _add_bench(commands.add_parser("bench", help="measure speed and memory"))
     return parser
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_info)
+    parser.description = "Show what is in a model file and, for a device, what the model takes there."
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add = parser.add_argument_group("memory on a device").add_argument
+    add("--device", help="auto, cpu, cuda, cuda:N or emulator: print weights, workspace, cache and context")
+    add(
+        "--memory",
+        type=_byte_count,
+        metavar="SIZE",
+        help="as if so much were free, such as 15GB; the device may be absent",
+    )
+    add("--max-model-len", type=int, metavar="N", help="tokens of context (default: the model's own, or what fits)")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="sequences in a step (default: %(default)s)")
+    _add_variant_options(add)
+
+
+def _byte_count(text: str) -> int:
+    """15GB, 16 GiB, 512MB or 8e9 as bytes."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if not match or not 1 <= number < 1e18:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a size such as 15GB, 16GiB, 512MB or 8e9")
+    return int(number * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " "))
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -466,7 +497,30 @@ def _info(arguments: argparse.Namespace) -> int:
     )
     print("\nby type")
     _print_table(_totals(file.tensors.values()))
+    if arguments.device or arguments.memory:
+        _show_memory(arguments, file)
     return 0
+
+
+def _show_memory(arguments: argparse.Namespace, file: GGUFFile) -> None:
+    """The sum by which LLM would make its cache: weights, workspace, blocks, and the context that results."""
+    from rvllm.cpu_model import read_config
+    from rvllm.device import DeviceError, resolve_device
+    from rvllm.half_cache import PAGE
+    from rvllm.memory import Wish, multiprocessors, plan_memory
+    from rvllm.variants import choose_variant
+
+    try:
+        device = resolve_device(arguments.device or "auto", must_work=arguments.memory is None)
+    except DeviceError as error:
+        raise InputError(f"{error}; with --memory the sum needs no device") from error
+    variant, remark = choose_variant(arguments.variant, device, file, PAGE)
+    limits = {"max_model_len": arguments.max_model_len, "max_num_seqs": arguments.max_num_seqs}
+    wish = Wish(variant, device, read_config(file), file.tensors, arguments.exact, **limits)
+    plan = plan_memory(replace(wish, multiprocessors=multiprocessors(device)), arguments.memory)
+    print(f"\nmemory on {device}, variant {variant}; free: {plan.free_text}")
+    print("\n".join(f"  {note}" for note in (remark, plan.remark) if note) or "  all that was asked for fits")
+    _print_table(plan.rows())
 
 
 def _totals(tensors: Iterable[Any]) -> Iterator[tuple[str, str, str]]:

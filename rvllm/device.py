@@ -13,15 +13,18 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rvllm.errors import RvllmError
 
 DEVICE_NAME = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
 CUPY_NAME = re.compile(r"cupy(-cuda\w+|-rocm\w+)?")  # not cupy-xarray and other packages that build on CuPy
+TENSOR_CORES = 75  # compute capability from which on cards have the products of halfs that part IV is made of
 COLAB_HELP = "on Colab choose Runtime > Change runtime type > T4 GPU, then run all cells again"
 
 
@@ -62,14 +65,17 @@ def describe_device(device: str = "auto") -> str:
     return f"cpu ({processor_name()})"
 
 
-def resolve_device(name: str) -> str:
-    """The device to compute on: `auto` becomes the best one that works, any other name must work as it is."""
+def resolve_device(name: str, must_work: bool = True) -> str:
+    """The device to compute on: `auto` becomes the best one that works, any other name must work as it is.
+
+    must_work: False where nothing is to be computed: a GPU that is not here then is a good name too.
+    """
     if name == "auto":
         return "cuda" if cuda_available() else "cpu"
     match = DEVICE_NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise DeviceError(f"there is no device {name!r}; it is one of auto, cpu, cuda, cuda:N, emulator")
-    if name.startswith("cuda"):
+    if must_work and name.startswith("cuda"):
         _require_cuda(int(match[1] or 0))
     return name
 
@@ -94,6 +100,63 @@ def driver_cuda_version() -> tuple[int, int] | None:
     except (OSError, AttributeError):
         return None
     return version.value // 1000, version.value % 1000 // 10
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are compiled for: a compute capability, 75 for 7.5, as machine code or as PTX.
+
+    Machine code runs on cards of that capability; PTX, which the driver translates, on newer ones too.
+    """
+
+    capability: int
+    is_ptx: bool
+
+    @property
+    def option(self) -> str:
+        """NVRTC's option."""
+        return f"--gpu-architecture={'compute' if self.is_ptx else 'sm'}_{self.capability}"
+
+    def __str__(self) -> str:
+        return f"{'PTX' if self.is_ptx else 'machine code'} for {dotted(self.capability)}"
+
+
+def compile_target(nvrtc: Any, capability: int) -> Target:
+    """What CuPy's NVRTC should compile for a card: its own machine code or, for one too new for it, PTX.
+
+    DeviceError for a card that is older than all that NVRTC knows, or where NVRTC does not load.
+    """
+    ask = getattr(nvrtc, "getSupportedArchs", None)
+    try:
+        known = sorted(ask()) if ask else [capability]
+    except Exception as error:  # CuPy loads the library when it is first asked for something
+        raise DeviceError(f"CuPy cannot use NVRTC, the compiler ({_one_line(error)})") from error
+    if capability in known:
+        return Target(capability, is_ptx=False)
+    older = [other for other in known if other < capability]
+    if not older:
+        can = f"{nvrtc_version(nvrtc)} compiles for {dotted(known[0])} to {dotted(known[-1])}"
+        raise DeviceError(f"no code for compute capability {dotted(capability)}: {can}")
+    return Target(older[-1], is_ptx=True)
+
+
+def nvrtc_version(nvrtc: Any) -> str:
+    """NVRTC and its version, for messages."""
+    return f"NVRTC {'.'.join(map(str, nvrtc.getVersion()))}"
+
+
+def dotted(capability: int) -> str:
+    """7.5 for 75."""
+    return f"{capability // 10}.{capability % 10}"
+
+
+def card_capability(device: str) -> int | None:
+    """The compute capability of a GPU, 75 for 7.5; None for the other devices, and for a card that is not here."""
+    if not device.startswith("cuda") or not cuda_available():
+        return None
+    cupy = importlib.import_module("cupy")
+    card = cupy.cuda.runtime.getDeviceProperties(device_index(device))
+    return 10 * int(card["major"]) + int(card["minor"])
 
 
 def _require_cuda(index: int) -> None:
@@ -140,7 +203,28 @@ def _usable(cupy: ModuleType) -> Availability:
     if not count:
         return _no_gpu("the driver shows no GPU")
     capability = f"compute capability {card['major']}.{card['minor']}"
-    return Availability(True, f"{count} GPU(s), the first one is {card['name'].decode()}, {capability}")
+    found = f"{count} GPU(s), the first one is {card['name'].decode()}, {capability}"
+    return _compilable(cupy, found, 10 * card["major"] + card["minor"])
+
+
+def _compilable(cupy: ModuleType, found: str, capability: int) -> Availability:
+    """Whether NVRTC can compile for the card, and what is special about that."""
+    nvrtc = getattr(cupy.cuda, "nvrtc", None)
+    try:
+        target = compile_target(nvrtc, capability)
+    except DeviceError as error:
+        return Availability(False, f"{found}; {error}", _other_compiler())
+    if target.is_ptx:
+        found += f"; {nvrtc_version(nvrtc)} does not know it and makes {target}"
+    if capability < TENSOR_CORES:
+        found += f"; runs the plain model alone, the others need {dotted(TENSOR_CORES)}"
+    return Availability(True, found)
+
+
+def _other_compiler() -> str:
+    """CUDA 13 has left old cards behind; for those a CuPy of CUDA 12 is right. Empty where that is not the trouble."""
+    newest = [name for name in cupy_packages() if name == "cupy-cuda13x"]
+    return f"python -m pip uninstall -y {newest[0]} && python -m pip install cupy-cuda12x" if newest else ""
 
 
 def _runtime_failed(error: Exception) -> Availability:
@@ -194,15 +278,18 @@ def gpu_memory(device: str) -> tuple[int, int]:
 
 
 def shared_memory(device: str) -> int:
-    """Bytes of shared memory that a block of a GPU may ask for; on the emulator a T4's."""
-    if not device.startswith("cuda"):
+    """Bytes of shared memory that a block of a GPU may ask for; on the emulator, or of a card not here, a T4's."""
+    if not device.startswith("cuda") or not cuda_available():
         return 64 << 10
     cupy = importlib.import_module("cupy")
     return int(cupy.cuda.runtime.getDeviceProperties(device_index(device))["sharedMemPerBlockOptin"])
 
 
 def free_memory(device: str) -> int:
-    """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown)."""
+    """Bytes that can be had without taking them from somebody: of the GPU, or of main memory (0 if unknown).
+
+    Where the system does not count free pages (macOS), half of all.
+    """
     if device.startswith("cuda"):
         return gpu_memory(device)[0]
     try:
@@ -213,7 +300,7 @@ def free_memory(device: str) -> int:
 
 
 def _free_pages() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS does not count these pages
-        return 0
+    for name, part in (("SC_AVPHYS_PAGES", 1), ("SC_PHYS_PAGES", 2)):
+        with suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf, macOS not the first of these
+            return max(0, os.sysconf(name)) * os.sysconf("SC_PAGE_SIZE") // part
+    return 0

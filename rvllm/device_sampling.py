@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rvllm.ops import ShapeError, expect
 from rvllm.runtime import Array, Runtime
-from rvllm.sampling import SamplingState, needs_adjusting
+from rvllm.sampling import SamplingState, needs_adjusting, single
 
 Words = NDArray[np.uint32]
 MAX_VOCAB = 300_000  # the integer masses of so many tokens add up below 2**63
@@ -59,10 +59,8 @@ def needs_host(state: SamplingState) -> bool:
 
 def packed_parameters(state: SamplingState) -> Words:
     """What `sample` must know of a sequence but its counter, uint32 [6]: see SamplingArrays for the order."""
-    p, limits = state.params, np.finfo(np.float32)
-    # A positive temperature must not become 0 or infinity in float32: 0 means arg-max.
-    temperature = np.clip(p.temperature, limits.tiny, limits.max) if p.temperature > 0 else 0.0
-    floats = np.array([temperature, p.top_p, p.min_p], np.float32).view(np.uint32)
+    p = state.params
+    floats = np.array([single(p.temperature), single(p.top_p), single(p.min_p)]).view(np.uint32)
     top_k = np.uint32(min(max(p.top_k, 0), 2**31 - 1))
     return np.array([floats[0], top_k, floats[1], floats[2], *seed_words(state)], np.uint32)
 

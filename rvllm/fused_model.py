@@ -66,8 +66,8 @@ class FusedModel(StepModel):
     """
 
     def __init__(self, file: GGUFFile, rt: Runtime, cache: HalfKVCache, limits: Limits, exact: bool = False) -> None:
-        super().__init__(file, rt, limits)
-        self.cache, self.exact, self.multiprocessors = cache, exact, rt.multiprocessors
+        super().__init__(file, rt, cache, limits)
+        self.exact, self.multiprocessors = exact, rt.multiprocessors
         self.layers = [FusedLayer(file, rt, i) for i in range(self.config.num_hidden_layers)]
         self.output_norm = rt.upload(load_vector(file, "output_norm.weight"))
         self.token_embd = read_tiles(rt, file, "token_embd.weight")

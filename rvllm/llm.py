@@ -18,28 +18,33 @@ import numpy as np
 from tqdm import tqdm
 
 from rvllm import hub
-from rvllm.block_pool import BlockPool, blocks_needed
+from rvllm.block_pool import BlockPool
 from rvllm.config import LlamaConfig
 from rvllm.cpu_model import read_config
-from rvllm.device import free_memory, resolve_device
+from rvllm.device import resolve_device
 from rvllm.engine import Engine, Request
 from rvllm.errors import RvllmError
 from rvllm.gguf import GGUFFile
+from rvllm.memory import (
+    MAX_SLOTS,
+    MemoryBudgetError,
+    Plan,
+    Wish,
+    context_of,
+    multiprocessors,
+    plan_memory,
+    require_at_least_one,
+)
 from rvllm.outputs import RequestOutput
 from rvllm.prefix_cache import PrefixCache
+from rvllm.runtime import DeviceMemoryError
 from rvllm.sampling import ParameterError, SamplingParams
 from rvllm.scheduler import Scheduler
 from rvllm.tokenizer import Messages, Tokenizer
 from rvllm.trace import Trace
-from rvllm.variants import Sizes, cache_bytes_per_block, choose_variant, make_runner
+from rvllm.variants import Runner, Sizes, choose_variant, make_runner
 
 Prompt = str | SequenceOf[int]
-# Part of the free memory that the KV cache may take. A GPU keeps room for weights, workspace, and the first CUDA model,
-# which pads prompts and gathers keys and values; in main memory a page costs nothing before it is written.
-CACHE_SHARE = {"cuda": 0.5, "cpu": 0.25, "emulator": 0.25}
-
-
-MAX_SLOTS = 2**31  # kernels count them in 32 bits
 
 
 class ClosedError(RvllmError):
@@ -92,9 +97,9 @@ class LLM:
     device: "auto" (a GPU where one works, else the CPU), "cpu", "cuda", "cuda:1", or "emulator" (slow: for looking).
     variant: which of part IV's models runs on a GPU, see `rvllm.variants`; None: the fast one where it covers the
     file, else, with a warning, the plain one.   exact: products as accurate as float32's at any batch size, slower.
-    block_size: tokens of a cache block.   num_blocks: of the KV cache; None: by free memory, enough for one sequence
-    of max_model_len at least.   max_model_len: most tokens of a prompt and its answer together; None: the model's own
-    limit. A smaller cache lowers it.
+    block_size: tokens of a cache block.   num_blocks: of the KV cache; None: by free memory (`rvllm.memory`).
+    max_model_len: most tokens of a prompt and its answer together; None: the model's own limit or, with a warning, as
+    many as memory allows. A given num_blocks lowers it too.
     max_num_seqs: sequences computed in the same step.   max_num_batched_tokens: tokens computed in a step; a longer
     prompt is computed in chunks.   enable_prefix_caching: a beginning that was computed in an earlier step is not
     computed again; prompts that start in the same step do not find each other's.
@@ -120,7 +125,7 @@ class LLM:
         limits |= {"max_num_batched_tokens": max_num_batched_tokens}
         limits |= {} if num_blocks is None else {"num_blocks": num_blocks}
         for name, value in limits.items():
-            _require_at_least_one(name, value)
+            require_at_least_one(name, value)
         self.device = resolve_device(device)
         file = GGUFFile(hub.resolve(model))
         self.tokenizer = Tokenizer(file.metadata)
@@ -128,20 +133,23 @@ class LLM:
         self.variant, remark = choose_variant(variant, self.device, file, block_size)
         if remark:
             warnings.warn(remark, stacklevel=2)
-        wanted_len = _context(self.config, max_model_len)
-        if num_blocks is None:
-            block_bytes = cache_bytes_per_block(self.variant, self.config, block_size)
-            num_blocks = default_num_blocks(block_bytes, self.device, block_size, wanted_len, max_num_seqs)
-        if not 2 <= num_blocks * block_size < MAX_SLOTS:
+        wanted_len = context_of(self.config, max_model_len)
+        if num_blocks is not None and not 2 <= num_blocks * block_size < MAX_SLOTS:
             found = f"num_blocks: found {num_blocks} of {block_size} tokens"
             raise ParameterError(f"{found}; allowed: room for 2 at least, and for fewer than {MAX_SLOTS}")
-        sizes = Sizes(block_size, num_blocks, wanted_len, max_num_seqs, max_num_batched_tokens)
-        runner = make_runner(self.variant, self.device, file, sizes, exact)
-        pool = BlockPool(num_blocks, block_size)
+        limits |= {} if max_model_len is None else {"max_model_len": wanted_len}
+        own = {name: int(value) for name, value in limits.items()}  # NumPy's integers would overflow
+        own["multiprocessors"] = multiprocessors(self.device)
+        plan = plan_memory(Wish(self.variant, self.device, self.config, file.tensors, exact, **own))
+        if plan.remark:
+            warnings.warn(plan.remark, stacklevel=2)
+        runner = _runner(plan, file)
+        pool = BlockPool(plan.num_blocks, block_size)
         prefix_cache = PrefixCache(pool) if enable_prefix_caching else None
         scheduler = Scheduler(pool, runner.max_num_seqs, runner.max_num_batched_tokens, prefix_cache)
         vocab_size = self.config.vocab_size
-        self.engine = runner.engine(runner.model, runner.cache, self.tokenizer, scheduler, vocab_size, wanted_len)
+        length = plan.max_model_len if plan.remark else wanted_len
+        self.engine = runner.engine(runner.model, runner.cache, self.tokenizer, scheduler, vocab_size, length)
         self.trace = Trace(self.engine) if trace else None
 
     def __enter__(self) -> LLM:
@@ -244,21 +252,13 @@ class LLM:
                     bar.update(len(done))
 
 
-def default_num_blocks(block_bytes: int, device: str, block_size: int, max_model_len: int, max_num_seqs: int) -> int:
-    """Cache blocks by free memory: for `max_num_seqs` sequences of full length at most, for one at least."""
-    one = blocks_needed(max_model_len, block_size)
-    budget = free_memory(device) * CACHE_SHARE[device.partition(":")[0]]
-    return max(one, min(one * max_num_seqs, int(budget) // block_bytes))
-
-
-def _context(config: LlamaConfig, wanted: Any) -> int:
-    limit = config.max_position_embeddings
-    if wanted is None:
-        return limit
-    _require_at_least_one("max_model_len", wanted)
-    if not 2 <= wanted <= limit:
-        raise ParameterError(f"max_model_len: found {wanted}; allowed: 2 to {limit}, the model's context")
-    return int(wanted)
+def _runner(plan: Plan, file: GGUFFile) -> Runner:
+    """The model with its cache. MemoryBudgetError, with the sum, where memory runs out all the same."""
+    wish, sizes = plan.wish, Sizes(plan.wish.block_size, plan.num_blocks, plan.limits)
+    try:
+        return make_runner(wish.variant, wish.device, file, sizes, wish.exact)
+    except (MemoryError, DeviceMemoryError) as error:
+        raise MemoryBudgetError(f"no room on {wish.device} ({error or 'the system gives none'}): {plan}") from error
 
 
 def _one(params: Any) -> SamplingParams:
@@ -272,8 +272,3 @@ def _is_several(prompts: Any) -> bool:
     """A list of prompts, as opposed to one prompt: a text, ids, or something that will be refused as a prompt."""
     several = isinstance(prompts, (list, tuple))
     return several and not (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
-
-
-def _require_at_least_one(name: str, value: Any) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not 1 <= value < MAX_SLOTS:
-        raise ParameterError(f"{name}: found {value!r}; allowed: an integer of at least 1, less than {MAX_SLOTS}")

@@ -22,7 +22,7 @@ import numpy as np
 
 from rvllm import emulator
 from rvllm.cache import cached
-from rvllm.device import DeviceError, cuda_available
+from rvllm.device import DeviceError, Target, compile_target, cuda_available, nvrtc_version
 from rvllm.emulator import CompileError, KernelArgumentError, LaunchConfigError
 from rvllm.errors import RvllmError
 
@@ -298,25 +298,29 @@ class CudaBackend:
         self.xp, self.device = cupy, cupy.cuda.Device(index)
         self.array_type = cupy.ndarray
         card = cupy.cuda.runtime.getDeviceProperties(index)
-        # Code for an older card comes as PTX, which the driver translates: machine code would not run.
         self.multiprocessors: int = card["multiProcessorCount"]
         self.max_shared: int = card["sharedMemPerBlockOptin"]
-        self._arch, self._as_ptx = arch or self.device.compute_capability, arch is not None
-        self.compute_capability = int(self._arch)
+        own = compile_target(cupy.cuda.nvrtc, int(self.device.compute_capability))
+        # Code for an older card comes as PTX, which the driver translates: machine code would not run.
+        self._target = own if arch is None else Target(int(arch), is_ptx=True)
+        self.compute_capability = self._target.capability
         self.name = f"{card['name'].decode()}, compute capability {card['major']}.{card['minor']}"
 
     def compile(self, source: str, kernel: str) -> Compiled:
-        """A function that starts the kernel on the current stream."""
-        module = self.xp.cuda.function.Module()
+        """A function that starts the kernel on the current stream. NoGpuError if the driver does not take it."""
+        module, code = self.xp.cuda.function.Module(), self._cubin(source, kernel)
         with self.device:
-            module.load(self._cubin(source, kernel))
+            try:
+                module.load(code)
+            except self.xp.cuda.driver.CUDADriverError as error:
+                version = nvrtc_version(self.xp.cuda.nvrtc)
+                raise NoGpuError(f"{self.name}: the driver refuses {self._target} by {version} ({error})") from error
             return CudaKernel(self, module, kernel)
 
     def _cubin(self, source: str, kernel: str) -> bytes:
-        arch = f"{'compute' if self._as_ptx else 'sm'}_{self._arch}"
         paths, headers = include_paths(), headers_of(source)
         version = self.xp.cuda.nvrtc.getVersion()
-        options = (f"--gpu-architecture={arch}", "-std=c++17")
+        options = (self._target.option, "-std=c++17")
 
         def build(output: Path, _folder: Path) -> None:
             output.write_bytes(self._compile(source, kernel, headers, options, paths))
@@ -331,7 +335,7 @@ class CudaBackend:
         program = nvrtc.createProgram(source, f"{kernel}.cu", texts, names)
         try:
             nvrtc.compileProgram(program, (*options, *(f"-I{path}" for path in paths)))
-            if self._as_ptx:
+            if self._target.is_ptx:
                 ptx = nvrtc.getPTX(program)  # text in some versions of CuPy, bytes in others
                 return (ptx.encode() if isinstance(ptx, str) else bytes(ptx)) + b"\0"
             return bytes(nvrtc.getCUBIN(program))
@@ -366,7 +370,7 @@ class Runtime:
     Attributes, emulator only: `reverse` runs threads backwards, `timeout` in seconds of CPU time, `counting` fills
     `counters` at each launch.   `is_cuda`, `name`, `compute_capability` (90 for 9.0), `multiprocessors`, `max_shared`
     (bytes a block may ask for): of the card, or of what kernels are compiled for.
-    Raises NoGpuError, CompilerMissingError.
+    Raises DeviceError, of which NoGpuError is one, and CompilerMissingError.
     """
 
     def __init__(self, device: str = "auto", mode: str = "check", arch: str | None = None) -> None:

@@ -49,6 +49,9 @@ class SamplingParams:
     """How the next tokens of one request are chosen and when it ends. Notebook 04, section 2.
 
     temperature: 0 = greedy (lowest id wins a tie).  top_k: 0 or -1 = off.  top_p: 1 = off.  min_p: 0 = off.
+    These are rounded to float32, so that every device chooses alike. top_p keeps the fewest of the likeliest tokens
+    whose probabilities reach it, where a sum that falls short by less than a millionth of top_p (2**-20) has reached
+    it: [.5, .3, .2] at .8 keeps two. min_p keeps what is exactly at its border.
     seed: the same seed draws the same random numbers whatever else runs; None = different every time.
     max_tokens: None = up to the model's context.  n: answers per prompt.
     stop: texts that end the answer and are not part of it. A special token in one is that token; one that is a
@@ -195,21 +198,50 @@ def needs_adjusting(state: SamplingState) -> bool:
     return bool(p.logit_bias or penalised or len(state.output_token_ids) < p.min_tokens)
 
 
-def keep_counts(sorted_probs: Floats, params: Sequence[SamplingParams]) -> NDArray[np.int64]:
+REACHED = 1 - 2.0**-20  # the part of top_p at which it counts as reached: rounding must not ask for one token more
+
+
+def single(value: float) -> np.float32:
+    """A parameter as every device takes it: in float32, where what is positive stays positive and finite."""
+    limits = np.finfo(np.float32)
+    return np.float32(np.clip(value, limits.tiny, limits.max) if value > 0 else 0)
+
+
+def column(params: Sequence[SamplingParams], name: str) -> NDArray[np.float32]:
+    """One parameter of every row, float32 [B, 1]."""
+    return np.array([[single(getattr(p, name))] for p in params])
+
+
+def masses(logits: Floats, temperature: Floats) -> NDArray[np.int64]:
+    """How likely tokens are, the likeliest of each row 2**44: logits [B, V] over temperatures [B, 1] -> int64 [B, V].
+
+    exp((logit - largest) / temperature) in float32, as on a GPU, then cut to integers: these add up to the same sum in
+    any order, on any device. A token less likely than 2**-44 times the likeliest has none, and is never drawn.
+    """
+    unit = np.float32(2.0 ** min(44, 63 - logits.shape[1].bit_length()))  # sums of a huge vocabulary must fit as well
+    with np.errstate(over="ignore"):  # a temperature near 0 sends all but the best to -inf: that is its meaning
+        shifted = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32) / temperature
+    return (np.exp(shifted.astype(np.float64)).astype(np.float32) * unit).astype(np.int64)
+
+
+def keep_counts(sorted_logits: Floats, params: Sequence[SamplingParams]) -> NDArray[np.int64]:
     """How many of the likeliest tokens each row keeps, int64 [B]: the least of what top-k, top-p and min-p allow.
 
-    sorted_probs [B, V]: descending. All three filters keep the likeliest n tokens, only their n differs: top-k names
+    sorted_logits [B, V]: descending. All three filters keep the likeliest n tokens, only their n differs: top-k names
     it, top-p takes the fewest whose probabilities, rescaled to what top-k left, reach p, min-p takes those of at
     least min_p times the first. At least one token always stays.
     """
-    vocab_size = sorted_probs.shape[1]
+    vocab_size = sorted_logits.shape[1]
     top_k = np.array([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params])
-    top_p = np.array([[p.top_p] for p in params])
-    min_p = np.array([[p.min_p] for p in params])
-    mass = np.cumsum(sorted_probs, axis=1)
-    target = top_p * np.take_along_axis(mass, top_k[:, None] - 1, axis=1)
-    by_top_p = np.where(top_p[:, 0] < 1, (mass < target).sum(axis=1) + 1, vocab_size)
-    by_min_p = (sorted_probs >= min_p * sorted_probs[:, :1]).sum(axis=1)
+    temperature, top_p = column(params, "temperature"), column(params, "top_p").astype(np.float64)
+    running = np.cumsum(masses(sorted_logits, temperature), axis=1)
+    total = np.take_along_axis(running, top_k[:, None] - 1, axis=1)
+    target = np.ceil(top_p * REACHED * total).astype(np.int64)
+    by_top_p = np.where(top_p[:, 0] < 1, (running < target).sum(axis=1) + 1, vocab_size)
+    with np.errstate(divide="ignore", over="ignore"):  # min_p 0 gives -inf
+        log_min_p = np.log(column(params, "min_p").astype(np.float64))
+        lowest = (sorted_logits[:, :1] + temperature * log_min_p).astype(np.float32)
+    by_min_p = (sorted_logits >= lowest).sum(axis=1)
     return np.minimum(np.minimum(top_k, by_top_p), by_min_p)
 
 
@@ -225,27 +257,18 @@ class LogitsError(RvllmError):
     """A model gave logits that choose nothing: NaN, plus infinity, or minus infinity alone."""
 
 
-def probabilities(logits: Floats, temperature: Floats) -> Floats:
-    """Softmax of logits [B, V] over temperatures [B, 1], in float64. The maximum comes off before dividing."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # a temperature near 0 sends all but the best to -inf: that is its meaning
-        probs = np.exp(shifted / temperature)
-    return probs / probs.sum(axis=1, keepdims=True)
-
-
 def draw(logits: Floats, states: Sequence[SamplingState]) -> NDArray[np.int64]:
     """One token for each row by temperature, then top-k, top-p, min-p, then chance: [B, V] -> int64 [B]."""
     params = [s.params for s in states]
-    temperature = np.array([[p.temperature] for p in params])
-    probs = probabilities(logits, temperature)
+    kept = masses(logits, column(params, "temperature"))
     if any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params):
-        ordered = -np.sort(-logits, axis=1)  # logits, not probabilities: a high temperature makes those equal
-        counts = keep_counts(probabilities(ordered, temperature), params)
-        probs *= keep_largest(logits, ordered, counts)
-    mass = np.cumsum(probs, axis=1)
-    level = np.array([[s.rng.random()] for s in states]) * mass[:, -1:]
-    level = np.minimum(level, np.nextafter(mass[:, -1:], 0))  # rounding must not carry it to the very end
-    return (mass <= level).sum(axis=1)  # tokens whose running sum has not passed the level: the count is the id
+        ordered = -np.sort(-logits, axis=1)  # logits, not masses: a high temperature makes those equal
+        kept *= keep_largest(logits, ordered, keep_counts(ordered, params))
+    running = np.cumsum(kept, axis=1)
+    total = running[:, -1:]
+    level = (np.array([[s.rng.random()] for s in states]) * total).astype(np.int64)
+    level = np.minimum(level, total - 1)  # rounding must not carry it to the very end
+    return (running <= level).sum(axis=1)  # tokens whose running sum has not passed the level: the count is the id
 
 
 def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list[Sampled]:

@@ -30,13 +30,17 @@ def bucket(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def rope_table(file: GGUFFile, config: Any) -> NDArray[np.float32]:
-    """Cosine and sine of every pair at every position, float32 [max_position + 1, d/2, 2]: they never change.
+def rope_table(file: GGUFFile, config: Any, positions: int) -> NDArray[np.float32]:
+    """Cosine and sine of every pair at every position, float32 [positions + 1, d/2, 2]: they never change.
 
     One more than there are, since a place that nobody uses any more may have gone one too far.
     """
-    phases = read_rotary(file, config).phases(np.arange(config.max_position_embeddings + 1, dtype=np.int32))[:, 0]
-    return np.stack([phases.real, phases.imag], axis=-1)
+    rotary, table = read_rotary(file, config), np.empty((positions + 1, config.head_dim // 2, 2), np.float32)
+    for first in range(0, positions + 1, 4096):  # the angles themselves take four times the room
+        part = table[first : first + 4096]
+        phases = rotary.phases(np.arange(first, first + len(part), dtype=np.int32))[:, 0]
+        part[..., 0], part[..., 1] = phases.real, phases.imag
+    return table
 
 
 class StepModel:
@@ -46,11 +50,12 @@ class StepModel:
     The step's tokens lie end to end, as the scheduler makes them; every token is a row of its own.
     """
 
-    def __init__(self, file: GGUFFile, rt: Runtime, limits: Limits) -> None:
-        self.config, self.rt, self.limits = read_config(file), rt, limits
+    def __init__(self, file: GGUFFile, rt: Runtime, cache: Any, limits: Limits) -> None:
+        self.config, self.rt, self.cache, self.limits = read_config(file), rt, cache, limits
         self.stream = new_stream(rt)
         self.inputs = StepInputs(rt, limits)
-        self.rope = rt.upload(rope_table(file, self.config))
+        longest = min(self.config.max_position_embeddings, limits.max_blocks * cache.block_size)
+        self.rope = rt.upload(rope_table(file, self.config, longest))
         self.logits = rt.empty((limits.row_capacity, self.config.vocab_size))
         self.chosen: Array = rt.zeros(limits.row_capacity, np.int32)
         self._known_tokens = np.zeros(0, np.int32)

@@ -15,11 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rvllm.block_pool import blocks_needed
 from rvllm.config import LlamaConfig
 from rvllm.cpu_model import CpuModel, read_config
 from rvllm.cuda_model import CudaModel
-from rvllm.device import free_memory, shared_memory
+from rvllm.device import TENSOR_CORES, card_capability, dotted, shared_memory
 from rvllm.device_engine import DeviceEngine
 from rvllm.engine import Engine
 from rvllm.fast_model import FastModel
@@ -53,13 +52,11 @@ LEAST_SHARED = 64 << 10  # bytes that a block may have on every card from sm_75 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What was asked of the engine: cache blocks, and the largest step."""
+    """What memory has room for: cache blocks, and the largest step."""
 
     block_size: int
     num_blocks: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,10 @@ class Runner:
 
 
 def why_not(name: str, device: str, file: GGUFFile, config: LlamaConfig, block_size: int) -> str:
-    """What keeps a file from running on a variant; empty if nothing does."""
+    """What keeps a file from running on a variant on this device; empty if nothing does."""
+    capability = card_capability(device)
+    if name in PACKED and capability is not None and capability < TENSOR_CORES:
+        return f"compute capability {dotted(capability)}; allowed {dotted(TENSOR_CORES)} and up, for its tensor cores"
     if name in HALF_CACHE:
         group = config.num_attention_heads // config.num_key_value_heads
         if block_size != PAGE:
@@ -140,7 +140,8 @@ def cache_bytes_per_block(name: str, config: LlamaConfig, block_size: int) -> in
 
 def make_runner(name: str, device: str, file: GGUFFile, sizes: Sizes, exact: bool) -> Runner:
     """Read the weights and make cache and workspace. DeviceMemoryError if there is no room."""
-    limits = (sizes.max_num_seqs, sizes.max_num_batched_tokens)
+    fit = sizes.limits
+    limits = (fit.max_num_seqs, fit.max_num_tokens)
     if name == "numpy":
         cpu = CpuModel(file)
         return Runner(name, cpu, PagedKVCache(cpu.config, sizes.num_blocks, sizes.block_size), Engine, *limits)
@@ -149,18 +150,7 @@ def make_runner(name: str, device: str, file: GGUFFile, sizes: Sizes, exact: boo
         cuda = CudaModel(file, rt)
         cache = DeviceKVCache(rt, cuda.config, sizes.num_blocks, sizes.block_size)
         return Runner(name, cuda, cache, Engine, *limits)
-    kind, config = STEP_MODELS[name], read_config(file)
     own: Any = HalfKVCache if name in HALF_CACHE else DeviceKVCache
-    store = own(rt, config, sizes.num_blocks, sizes.block_size)
-    fit = _limits(name, kind, config, device, sizes)
+    store = own(rt, read_config(file), sizes.num_blocks, sizes.block_size)
     engine = OverlappedEngine if name == "graph" else DeviceEngine
-    return Runner(name, kind(file, rt, store, fit, exact), store, engine, fit.max_num_seqs, fit.max_num_tokens)
-
-
-def _limits(name: str, kind: Any, config: LlamaConfig, device: str, sizes: Sizes) -> Limits:
-    """The largest step: what was asked for, or what the variants that gather have room for."""
-    tokens, seqs = sizes.max_num_batched_tokens, min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
-    if name in HALF_CACHE:
-        return Limits(tokens, seqs, blocks_needed(sizes.max_model_len, sizes.block_size))
-    limits: Limits = kind.limits_for(config, free_memory(device), tokens, seqs, sizes.max_model_len, sizes.block_size)
-    return limits
+    return Runner(name, STEP_MODELS[name](file, rt, store, fit, exact), store, engine, *limits)

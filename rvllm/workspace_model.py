@@ -79,9 +79,9 @@ class WorkspaceModel(StepModel):
     """
 
     def __init__(self, file: GGUFFile, rt: Runtime, cache: Any, limits: Limits, exact: bool = False) -> None:
-        super().__init__(file, rt, limits)
+        super().__init__(file, rt, cache, limits)
         self.heads = (self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim)
-        self.cache, self.exact = cache, exact
+        self.exact = exact
         self.longest = limits.max_blocks * cache.block_size
         self.read_weights(file)
         self.make_arrays()

@@ -16,16 +16,21 @@
 #include "philox.cuh"
 #include "select.cuh"
 
+// The part of top_p at which it counts as reached: rounding must not ask for one token more. As in rvllm.sampling.
+const double REACHED = 1 - 0x1p-20;
+
 // The last rank that all three filters keep.
 __device__ inline Rank filter(const Row& row, int top_k, float top_p, float min_p) {
     Rank limit = LAST_RANK;
     if (0 < top_k && top_k < row.vocab) limit = select_rank(row, limit, false, top_k);
     if (top_p < 1.0f) {  // of the mass that top-k left
-        Mass target = (Mass)ceil((double)top_p * (double)kept_mass(row, limit));
+        Mass target = (Mass)ceil((double)top_p * REACHED * (double)kept_mass(row, limit));
         limit = select_rank(row, limit, true, max(target, 1ull));
     }
-    // exp((logit - largest) / temperature) >= min_p. min_p 0 gives minus infinity; 1 gives the largest logit exactly.
-    float lowest = row.largest + row.temperature * logf(min_p);
+    if (min_p == 0.0f) return limit;
+    // exp((logit - largest) / temperature) >= min_p; 1 gives the largest logit exactly. In double, so that the last
+    // digit of a logarithm decides nothing.
+    float lowest = (float)((double)row.largest + (double)row.temperature * log((double)min_p));
     return min(limit, rank_of(lowest, LAST_ID));
 }
 
