@@ -83,10 +83,11 @@ def _find(folder: Path, suffix: str) -> Path | None:
 
 
 def _make(folder: Path, suffix: str, build: Callable[[Path, Path], None]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-", ignore_cleanup_errors=True) as work:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-", ignore_cleanup_errors=True) as work:
         output = Path(work, "output" + suffix)
         build(output, Path(work))
+        folder.mkdir(exist_ok=True)
         return output.replace(folder / (_digest(output, folder.name) + suffix))
 
 
