@@ -12,6 +12,8 @@ ROOT = Path(__file__).parent
 # Child processes find the package, and notebooks their small sizes, through the environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("RVLLM_NOTEBOOK_SCALE", "small")
+# Before NumPy is loaded, here and in child processes: beside other programs, threads that wait for each other crawl.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

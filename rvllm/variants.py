@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rvllm.blas_threads import fit_blas_threads
 from rvllm.block_pool import blocks_needed
 from rvllm.config import LlamaConfig
 from rvllm.cpu_model import CpuModel, read_config
@@ -141,6 +142,8 @@ def cache_bytes_per_block(name: str, config: LlamaConfig, block_size: int) -> in
 def make_runner(name: str, device: str, file: GGUFFile, sizes: Sizes, exact: bool) -> Runner:
     """Read the weights and make cache and workspace. DeviceMemoryError if there is no room."""
     limits = (sizes.max_num_seqs, sizes.max_num_batched_tokens)
+    if not device.startswith("cuda"):
+        fit_blas_threads()
     if name == "numpy":
         cpu = CpuModel(file)
         return Runner(name, cpu, PagedKVCache(cpu.config, sizes.num_blocks, sizes.block_size), Engine, *limits)
