@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent
-# Notebook kernels are child processes: they find the package, and their small sizes, through the environment.
+# Child processes find the package, and notebooks their small sizes, through the environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("RVLLM_NOTEBOOK_SCALE", "small")
+# Before NumPy is loaded, here and in child processes: beside other programs, threads that wait for each other crawl.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -23,6 +26,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             hub.resolve("smollm2-135m")
         except RvllmError as error:
             pytest.exit(f"the tests need the default model: {error}", returncode=3)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Notebooks run as on a reader's machine: from an installed wheel, not from this folder."""
+    if item.path.suffix != ".ipynb":
+        return (yield)
+    from tests.wheel import wheel_first
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", wheel_first())
+        return (yield)
 
 
 def _needs_model(item: pytest.Item) -> bool:

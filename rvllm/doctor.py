@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from pathlib import Path
 
 from rvllm.errors import RvllmError
 
-CORE_PACKAGES = ("numpy", "gguf", "tokenizers", "jinja2", "huggingface_hub", "tqdm")
+CORE_PACKAGES = ("numpy", "gguf", "tokenizers", "jinja2", "huggingface_hub", "tqdm", "threadpoolctl")
 
 
 @dataclass(frozen=True)
@@ -77,33 +75,17 @@ def _check_blas() -> Check:
     try:
         import numpy as np
 
+        from rvllm.blas_threads import blas_threads
+
         config = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     except Exception:  # without NumPy, or where it does not say how it was built
         return Check(False, "BLAS: NumPy does not say which one it uses")
     name = config.get("name", "none")
     if not config.get("found", True) or name == "none":
         return Check(False, "BLAS: NumPy has none and is slow", "python -m pip install --force-reinstall numpy")
-    threads = _blas_threads()
+    threads = blas_threads()
     counted = f"{threads} threads" if threads else "number of threads unknown"
     return Check(True, f"BLAS {name} {config.get('version', '')}, {counted} on {os.cpu_count()} processors")
-
-
-def _blas_threads() -> int | None:
-    """The number that OpenBLAS itself gives; the library is found among those this process has loaded."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    for path in sorted(set(re.findall(r"/.*openblas.*", maps))):
-        library = ctypes.CDLL(path)
-        for symbol in (
-            "scipy_openblas_get_num_threads64_",
-            "openblas_get_num_threads64_",
-            "openblas_get_num_threads",
-        ):
-            if hasattr(library, symbol):
-                return int(getattr(library, symbol)())
-    return None
 
 
 def _check_compute() -> Check:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import textwrap
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rvllm.cache import cached
 from rvllm.figure_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, PlotError, new_figure
 from rvllm.trace_plots import block_pool as block_pool  # pictures of traces, from here too
 from rvllm.trace_plots import timeline as timeline
@@ -27,6 +24,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Point = tuple[float, float]
+
+RECORDED = Path(__file__).with_name("recorded")  # the folder of what was measured, a part of the package
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
@@ -72,39 +71,11 @@ def save_png(figure: Figure, path: Path, data_sha256: str) -> None:
 # Recorded data
 
 
-def data_path(name: str) -> Path:
-    """A file of figures/data: the checkout's, else fetched once from the repository (an installed package has none).
-
-    PlotError if it can't be had.
-    """
-    path = Path(__file__).parents[1] / "figures" / "data" / name
-    if path.is_file():
-        return path
-    try:
-        installed = metadata.metadata("rvllm")
-    except metadata.PackageNotFoundError as error:
-        raise PlotError(f"recorded data {name}: no such file in {path.parent}") from error
-    links = dict(entry.split(", ", 1) for entry in installed.get_all("Project-URL") or [])
-    base = links.get("Repository", "").replace("github.com", "raw.githubusercontent.com")
-    url = f"{base}/main/figures/data/{name}"
-    return cached("figure_data", (url, installed["Version"]), ".json", lambda output, _: _download(url, output))
-
-
-def _download(url: str, output: Path) -> None:
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            output.write_bytes(answer.read())
-    except (OSError, ValueError) as error:
-        raise PlotError(
-            f"recorded data {url}: can't be fetched ({error}); a checkout of the repository has it"
-        ) from error
-
-
 def load(source: str | Path | Record) -> Record:
-    """A record: as it is, from a path, or by its name in figures/data."""
+    """A record: as it is, from a path, or by its name among the recorded data that the package carries."""
     if isinstance(source, dict):
         return source
-    path = source if isinstance(source, Path) else data_path(source)
+    path = source if isinstance(source, Path) else RECORDED / source
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:

@@ -64,7 +64,8 @@ def random_weights(name: str) -> tuple[Path, str]:
     title = name if name in ("tiny", "small") else f"SmolLM2-{name}"
     source, shape = GGUFFile(hub.resolve(hub.SMOLLM2_135M.name)), SHAPES[name]
     key = (FORMAT, shape, hub.SMOLLM2_135M.sha256)
-    return cached("random_weights", key, ".gguf", lambda path, _: write(path, title, shape, source)), title
+    path = cached("random_weights", key, ".gguf", lambda new, _: write(new, title, shape, source), Path)
+    return path, title
 
 
 def write(path: Path, title: str, shape: Shape, tokenizer: GGUFFile) -> None:

@@ -325,7 +325,8 @@ class CudaBackend:
         def build(output: Path, _folder: Path) -> None:
             output.write_bytes(self._compile(source, kernel, headers, options, paths))
 
-        return cached("cubin", (source, sorted(headers.items()), options, version, paths), ".cubin", build).read_bytes()
+        key = source, sorted(headers.items()), options, version, paths
+        return cached("cubin", key, ".cubin", build, Path.read_bytes)
 
     def _compile(
         self, source: str, kernel: str, headers: dict[str, str], options: tuple[str, ...], paths: list[str]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rvllm.blas_threads import fit_blas_threads
 from rvllm.config import LlamaConfig
 from rvllm.cpu_model import CpuModel, read_config
 from rvllm.cuda_model import CudaModel
@@ -142,6 +143,8 @@ def make_runner(name: str, device: str, file: GGUFFile, sizes: Sizes, exact: boo
     """Read the weights and make cache and workspace. DeviceMemoryError if there is no room."""
     fit = sizes.limits
     limits = (fit.max_num_seqs, fit.max_num_tokens)
+    if not device.startswith("cuda"):
+        fit_blas_threads()
     if name == "numpy":
         cpu = CpuModel(file)
         return Runner(name, cpu, PagedKVCache(cpu.config, sizes.num_blocks, sizes.block_size), Engine, *limits)

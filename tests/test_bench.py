@@ -357,7 +357,7 @@ def test_arrivals_are_seeded_and_poisson() -> None:
 
 
 def test_256_requests_are_those_of_nano_vllm() -> None:
-    """The totals that figures/data/h200_vllm_requests.json names."""
+    """The totals that rvllm/recorded/h200_vllm_requests.json names."""
     arrivals = bench.make_arrivals(Traffic(256), vocab_size=49_152)
     assert sum(len(a.prompt_token_ids) for a in arrivals) == 142_827
     assert sum(a.output_tokens for a in arrivals) == 133_966

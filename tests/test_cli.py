@@ -1,5 +1,6 @@
 """The command line as a user has it: processes, signals, pipes, and a terminal."""
 
+import fcntl
 import importlib
 import io
 import os
@@ -26,14 +27,14 @@ from tests.fast_toy import FastShape, write_fast_toy
 ROOT = Path(cli.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "rvllm"]
 PROMPT = "The capital of France is"
+ENDLESS = "1 1 1 1 1 1 1 1"  # a greedy answer goes on like this until it may not
 
 
 def environment(**extra: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     # Unbuffered output, as containers like to set it, would hide what the flush at exit has to say.
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    # One thread each: on a busy machine BLAS threads that wait for each other make these tests crawl.
-    return {**inherited, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": "1", **extra}
+    return {**inherited, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **extra}
 
 
 def rvllm(*arguments: str, stdin: bytes | None = None, **extra: str) -> subprocess.CompletedProcess[bytes]:
@@ -43,7 +44,6 @@ def rvllm(*arguments: str, stdin: bytes | None = None, **extra: str) -> subproce
         input=stdin,
         stdin=subprocess.DEVNULL if stdin is None else None,
         capture_output=True,
-        timeout=120,
         check=False,
     )
 
@@ -60,15 +60,13 @@ def assert_refused(done: subprocess.CompletedProcess[bytes], words: str) -> None
 # Without a model
 
 
-def test_help_answers_at_once():
-    best = min(_seconds_of_help() for _ in range(3))
-    assert best < 1.0, f"{best:.2f} s; a module that takes long to load is imported too early"
-
-
-def _seconds_of_help() -> float:
-    start = time.perf_counter()
-    assert b"generate" in rvllm("--help").stdout
-    return time.perf_counter() - start
+def test_help_loads_nothing_that_takes_long():
+    code = "import sys; from rvllm import cli\ntry: cli.main(['--help'])\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert "generate" in done.stdout
+    loaded = set(done.stderr.split())
+    assert "rvllm.cli" in loaded
+    assert not loaded & {"numpy", "gguf", "tokenizers", "jinja2", "huggingface_hub", "tqdm", "cupy"}
 
 
 def test_version():
@@ -517,39 +515,60 @@ def test_an_encoding_that_lacks_a_character_does_not_end_the_answer(model):
 @pytest.mark.real_model
 def test_ctrl_c_ends_with_what_was_generated(model):
     child = subprocess.Popen(
-        [*COMMAND, "generate", PROMPT, *model, "--max-tokens", "4000", "--stats"],
+        [*COMMAND, "generate", ENDLESS, *model, "--max-tokens", "6000", "--stats"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=heed_ctrl_c,
     )
+    hold_a_page(child.stdout.fileno())
     begin = child.stdout.read(10)
     child.send_signal(signal.SIGINT)
-    stdout, stderr = child.communicate(timeout=30)
+    stdout, stderr = child.communicate()
     text = (begin + stdout).decode()
     assert child.returncode == 130
-    assert text.startswith(" Paris")
+    assert text.startswith(" 1 1 1")
     assert text.endswith("\n")
     assert b"Traceback" not in stderr
     assert stderr.endswith(b"ended by Ctrl-C\n")
 
 
-def pipe_into(reader: str, *arguments: str) -> tuple[list[int], bytes]:
-    """What a shell makes of `rvllm ... | reader`: both exit codes, and all of stderr."""
-    words = " ".join(f"'{word}'" for word in [*COMMAND, *arguments])
-    script = f'{words} | {reader} > /dev/null; echo "${{PIPESTATUS[@]}}"'
-    done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, timeout=60, check=True)
-    return [int(code) for code in done.stdout.split()], done.stderr
+def heed_ctrl_c() -> None:
+    """For a child: a shell without job control starts what runs in the background with Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def hold_a_page(pipe: int) -> None:
+    """Make a pipe so small that who writes more than 4,096 bytes waits for the reader: neither can run ahead."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):  # of Linux
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+
+
+def read_and_leave(count: int, *arguments: str) -> tuple[int, bytes, bytes]:
+    """Exit code, the first bytes of stdout, and stderr, of a process whose reader takes `count` bytes and goes away."""
+    reader, writer = os.pipe()
+    hold_a_page(writer)
+    if not count:
+        os.close(reader)
+    child = subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    taken = os.read(reader, count) if count else b""
+    if count:
+        os.close(reader)
+    _, stderr = child.communicate()
+    return child.returncode, taken, stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"], ["generate", "--help"]])
 def test_a_reader_that_is_gone_from_the_start(arguments):
-    assert pipe_into("true", *arguments) == ([141, 0], b"")
+    assert read_and_leave(0, *arguments) == (141, b"", b"")
 
 
 @pytest.mark.real_model
 def test_a_reader_that_goes_away_ends_it_quietly(model):
-    assert pipe_into("head -c 5", "generate", PROMPT, *model, "--max-tokens", "400") == ([141, 0], b"")
-    assert pipe_into("head -n 1", "info", model[1]) == ([141, 0], b"")
+    code, text, stderr = read_and_leave(5, "generate", ENDLESS, *model, "--max-tokens", "6000")
+    assert (code, stderr) == (141, b"") and b" 1 1 1".startswith(text)
+    assert read_and_leave(5, "info", model[1]) == (141, model[1][:5].encode(), b"")
 
 
 def test_a_full_disk_is_told_once():
@@ -588,10 +607,11 @@ class Terminal:
     def __init__(self, command: list[str]) -> None:
         self.pid, self.file = pty.fork()
         if self.pid == 0:
+            heed_ctrl_c()
             os.execvpe(command[0], command, environment(TERM="dumb"))
         self.shown = ""
 
-    def expect(self, text: str, seconds: float = 30) -> None:
+    def expect(self, text: str, seconds: float = 600) -> None:
         """Wait until `text` appears after what earlier calls have found."""
         end = time.monotonic() + seconds
         while text not in self.shown:
@@ -603,7 +623,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.file, text.encode())
 
-    def exit_code(self, seconds: float = 15) -> int:
+    def exit_code(self, seconds: float = 600) -> int:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -2,8 +2,10 @@
 
 import os
 import struct
-import time
+import tracemalloc
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
@@ -33,6 +35,17 @@ ROW = np.arange(8, dtype=np.float32).tobytes()  # 32 bytes: one tensor of 8 weig
 def save(path: Path, content: Bytes | bytes) -> Path:
     path.write_bytes(content.data if isinstance(content, Bytes) else content)
     return path
+
+
+@contextmanager
+def memory_below(limit: int) -> Iterator[None]:
+    """Fails if Python and NumPy allocate so many bytes at a time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
 
 
 def expect(path: Path, kind: type[GGUFError], *words: str) -> GGUFError:
@@ -197,13 +210,10 @@ def test_real_model_equals_the_official_reader(model_path):
 
 
 @pytest.mark.real_model
-def test_real_model_opens_in_half_a_second(model_path):
-    def seconds() -> float:
-        start = time.perf_counter()
+def test_opening_the_real_model_reads_no_weights(model_path):
+    """What it keeps is the metadata, most of it the 49,152 tokens and 48,900 merges as text."""
+    with memory_below(40_000_000):
         GGUFFile(model_path)
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(3)) < 0.5
 
 
 # Not a GGUF at all
@@ -342,20 +352,21 @@ def test_C08_counts_are_compared_with_the_bytes_left(tmp_path, field, count):
 @pytest.mark.parametrize("element", Value)
 def test_C08_giant_array(tmp_path, element, count):
     path = save(tmp_path / "a.gguf", one_key(ARRAY, join(number("I", element), number("Q", count))))
-    start = time.perf_counter()
-    expect(path, TruncatedError, "some.key", f"{count:,}")
-    assert time.perf_counter() - start < 0.1
+    with memory_below(1_000_000):
+        expect(path, TruncatedError, "some.key", f"{count:,}")
 
 
 @pytest.mark.parametrize("length", [40, *HUGE])
 def test_C08_giant_string(tmp_path, length):
-    start = time.perf_counter()
     content = file([join(string("some.key"), number("I", STRING), string("abc", length))], alignment=1)
     capped = length > 1 << 30
-    expect(save(tmp_path / "s.gguf", content), MetadataError if capped else TruncatedError, "some.key", f"{length:,}")
+    kind = MetadataError if capped else TruncatedError
+    with memory_below(1_000_000):
+        expect(save(tmp_path / "s.gguf", content), kind, "some.key", f"{length:,}")
     content = file([join(string("some.key", length), number("I", U8), b"\1" * 20)], alignment=1)
-    expect(save(tmp_path / "k.gguf", content), MetadataError if length > 65_535 else TruncatedError, f"{length:,}")
-    assert time.perf_counter() - start < 0.2
+    kind = MetadataError if length > 65_535 else TruncatedError
+    with memory_below(1_000_000):
+        expect(save(tmp_path / "k.gguf", content), kind, f"{length:,}")
 
 
 @pytest.mark.parametrize("n_dims", [0, 5, 2**31, 2**32 - 1])

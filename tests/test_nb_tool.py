@@ -450,6 +450,16 @@ def test_badge_and_setup_are_generated(toy: Project) -> None:
     assert setup == f"#| default_exp alpha\n{SETUP}"
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["from matplotlib import pyplot", "from rvllm import bench, plots", "from rvllm.trace_plots import timeline"],
+)
+def test_a_notebook_that_draws_installs_what_draws(toy: Project, line: str) -> None:
+    path = toy.add("01_alpha", f"x = 1\n{line}")
+    toy("clean")
+    assert '"rvllm[plots] @ git+https' in "".join(json.loads(path.read_text())["cells"][1]["source"])
+
+
 def test_changing_the_address_is_one_line_and_one_command(toy: Project) -> None:
     path = toy.add("01_alpha", "x = 1")
     solution = path.rename(toy.root / "notebooks/solutions/01_alpha.ipynb")

@@ -145,20 +145,6 @@ def test_no_data_and_no_matplotlib_are_named(both: list[dict[str, Any]], monkeyp
         plots.new_axes()
 
 
-def test_recorded_data_of_an_installed_package_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From the repository that the package names; here a server that can't be reached."""
-    monkeypatch.setenv("RVLLM_CACHE", str(tmp_path))
-    monkeypatch.setattr(plots, "__file__", str(tmp_path / "site-packages" / "rvllm" / "plots.py"))
-    monkeypatch.setattr(plots.urllib.request, "urlopen", _unreachable)
-    with pytest.raises(plots.PlotError, match=r"recorded data (t4_original.json|https://raw)"):
-        plots.load("t4_original.json")
-
-
-def _unreachable(url: str, timeout: float) -> Any:
-    assert url.endswith("/main/figures/data/t4_original.json")
-    raise OSError("no route")
-
-
 def test_the_roof_is_the_lower_of_two_lines() -> None:
     work = {1: (100.0, 10.0), 4: (100.0, 40.0)}
     figure = plots.roofline({"card": (1000.0, 50.0)}, work)

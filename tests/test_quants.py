@@ -1,6 +1,5 @@
 """Decoders: bit-equal to the gguf package in every layout, lean, and at least as fast."""
 
-import time
 import tracemalloc
 import warnings
 
@@ -293,7 +292,7 @@ def test_C12_types_side_by_side_in_one_file(tmp_path):
     assert decoded == [True] * (len(OWN) + len(BY_GGUF))
 
 
-# Memory and time
+# Memory
 
 
 @every_own_type
@@ -310,31 +309,3 @@ def test_memory_of_decoding_into_out(type_, order):
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
-
-
-def fastest(functions, rounds: int) -> list[float]:
-    """The best time of each, taken in turn so that a busy machine slows all alike."""
-    times = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, taken in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
-    return [min(taken) for taken in times]
-
-
-@every_own_type
-def test_at_least_as_fast_as_the_gguf_package(type_):
-    """F32 is a view in both, F16 one conversion: no worse than noise. All others: not slower."""
-    block = GGML_QUANT_SIZES[type_][0]
-    raw = finite_raw(type_, 1536, 1536 // block)
-    allowed = 1.25 if type_ in (Type.F32, Type.F16) else 1.0
-    times = 1000 if type_ == Type.F32 else 1
-    ours, theirs = (
-        lambda: [dequantize(raw, type_) for _ in range(times)],
-        lambda: [gguf.quants.dequantize(raw, type_) for _ in range(times)],
-    )
-    mine, official_time = fastest([ours, theirs], 7)
-    if mine > allowed * official_time:  # a noisy moment: once more
-        mine, official_time = fastest([ours, theirs], 15)
-    assert mine <= allowed * official_time, f"{mine * 1e3:.2f} ms against {official_time * 1e3:.2f} ms"

@@ -426,11 +426,24 @@ def test_c71_include_paths(monkeypatch, tmp_path):
     assert include_paths() == [first[0], *usual]
 
 
+def kernels_with_defines(capability: int) -> list[tuple[str, dict[str, object]]]:
+    """Every kernel of the package once, with macros that some model launches it with on a card like this one."""
+    from tests.test_nvrtc import CARDS, model_launches
+
+    card = max((card for card in CARDS.values() if int(card.arch[3:]) <= capability), key=lambda card: card.arch)
+    defines = {launch.name: dict(launch.defines) for launch in model_launches(card)}
+    return [(name, defines.get(name, {})) for name in KERNELS]
+
+
 @pytest.mark.parametrize("cuda_path", [None, "empty"])
 def test_c71_all_kernels_compile_in_a_fresh_process(rt, tmp_path, cuda_path):
-    """C71: without a toolkit's path, and with one that names an empty folder; nothing is in the cache."""
+    """C71: without a toolkit's path, and with one that names an empty folder; nothing is in the cache.
+
+    Each with macros that a model launches it with: the texts of part IV leave sizes open.
+    """
     if not rt.is_cuda:
         pytest.skip("NVRTC needs a GPU's CuPy")
+    kernels = kernels_with_defines(rt.compute_capability)
     environment = {k: v for k, v in os.environ.items() if k not in ("CUDA_PATH", "CUDA_HOME")}
     environment |= {
         "RVLLM_CACHE": str(tmp_path),
@@ -439,10 +452,10 @@ def test_c71_all_kernels_compile_in_a_fresh_process(rt, tmp_path, cuda_path):
     }
     if cuda_path:
         environment["CUDA_PATH"] = str(tmp_path)
-    code = f"from rvllm.runtime import Runtime\nrt = Runtime('cuda')\nfor name in {KERNELS}: rt.kernel(name)"
+    code = f"from rvllm.runtime import Runtime\nrt = Runtime('cuda')\nfor kernel in {kernels}: rt.kernel(*kernel)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "cubin").glob("*.cubin"))) == len(KERNELS)
+    assert len(list((tmp_path / "cubin").rglob("*.cubin"))) == len(KERNELS)
 
 
 # A GPU that is a fake -------------------------------------------------------------------------------------------------
@@ -763,7 +776,7 @@ def test_names(emu):
 def test_import_needs_no_cupy(module):
     """C68: not even a try, which would take a second where it is installed."""
     code = f"import sys; sys.modules['cupy'] = None; import {module}; assert 'cupy.cuda' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -808,7 +821,7 @@ def test_empty_and_zeros(rt):
 # The emulator's own ---------------------------------------------------------------------------------------------------
 
 
-def test_milliseconds_is_the_median_of_calls(rt):
+def test_milliseconds_counts_calls(rt):
     calls = []
     x = rt.zeros(32)
 
@@ -816,9 +829,20 @@ def test_milliseconds_is_the_median_of_calls(rt):
         calls.append(1)
         ops.residual_add(rt, x, x)
 
-    took = rt.milliseconds(call, repeats=5)
+    assert rt.milliseconds(call, repeats=5) > 0
     assert len(calls) == 1 + 5 * (10 if rt.is_cuda else 1), "one to warm up; ten in a row keep a card busy"
-    assert 0 < took < 10_000
+
+
+def test_milliseconds_is_the_median(emu, monkeypatch):
+    now = 0.0
+    durations = iter([9.0, 0.004, 0.001, 0.007, 0.002, 0.003])  # the first call does not count
+
+    def call():
+        nonlocal now
+        now += next(durations)
+
+    monkeypatch.setattr(runtime.time, "perf_counter", lambda: now)
+    assert emu.milliseconds(call, repeats=5) == pytest.approx(3)
 
 
 def test_counters_are_those_of_the_last_launch(emu, monkeypatch):

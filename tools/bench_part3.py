@@ -42,8 +42,8 @@ class Silent:
         return logits
 
 
-def host_step(tokenizer: Tokenizer, num_seqs: int) -> dict[str, Any]:
-    """Median milliseconds of the host's parts of a decode step of so many sequences, 400 to 700 tokens long."""
+def decoding(tokenizer: Tokenizer, num_seqs: int) -> Engine:
+    """An engine without a model whose next steps decode so many sequences, each 400 tokens long."""
     pool = BlockPool(num_seqs * 48, 16)
     scheduler = Scheduler(pool, num_seqs, 8192, PrefixCache(pool))
     letters = [i for i in range(VOCABULARY) if i not in tokenizer.eog_ids and i > 20]
@@ -54,6 +54,12 @@ def host_step(tokenizer: Tokenizer, num_seqs: int) -> dict[str, Any]:
         engine.add_request(prompt, SamplingParams(max_tokens=STEPS + 100, ignore_eos=True))
     while scheduler.waiting or scheduler.running[-1].num_uncomputed_tokens > 1:
         engine.step()
+    return engine
+
+
+def host_step(tokenizer: Tokenizer, num_seqs: int) -> dict[str, Any]:
+    """Median milliseconds of the host's parts of a decode step of so many sequences, 400 to 700 tokens long."""
+    engine = decoding(tokenizer, num_seqs)
     samples = []
     for _ in range(STEPS):
         before = [getattr(engine.metrics, f"{part}_seconds") for part in PARTS]

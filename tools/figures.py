@@ -1,4 +1,4 @@
-"""Draw figures/*.png from figures/data/*.json: python tools/figures.py [--check]
+"""Draw figures/*.png from rvllm/recorded/*.json: python tools/figures.py [--check]
 
 Each PNG carries the SHA-256 of the data it was drawn from; --check compares it with today's data and draws nothing.
 """
@@ -13,16 +13,14 @@ from pathlib import Path
 
 from rvllm import plots
 
-ROOT = Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "figures"
-DATA = FIGURES / "data"
+FIGURES = Path(__file__).resolve().parents[1] / "figures"
 
 
 def data_sha256(names: tuple[str, ...]) -> str:
-    """One hash over the names and contents of several files of figures/data."""
+    """One hash over the names and contents of several files of rvllm/recorded."""
     digest = hashlib.sha256()
     for name in names:
-        content = (DATA / name).read_bytes()
+        content = (plots.RECORDED / name).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
@@ -46,7 +44,7 @@ def is_current(name: str, figure: plots.Recorded) -> bool:
 
 def draw(name: str, figure: plots.Recorded) -> None:
     """Draw one figure."""
-    records = [plots.load(DATA / file) for file in figure.files]
+    records = [plots.load(file) for file in figure.files]
     plots.save_png(figure.draw(records), FIGURES / f"{name}.png", data_sha256(figure.files))
 
 
@@ -60,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             draw(name, figure)
     stale = [name for name, figure in plots.BENCH_FIGURES.items() if not is_current(name, figure)]
     for name in stale:
-        print(f"figures/{name}.png: not drawn from the data in figures/data; run: python tools/figures.py")
+        print(f"figures/{name}.png: not drawn from the data in rvllm/recorded; run: python tools/figures.py")
     return int(bool(stale))
 
 

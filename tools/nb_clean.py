@@ -24,8 +24,9 @@ import importlib.util
 import sys
 
 if "google.colab" in sys.modules and importlib.util.find_spec("rvllm") is None:
-    !pip install -q "rvllm @ git+https://github.com/{repository}"
+    !pip install -q "rvllm{extra} @ git+https://github.com/{repository}"
 %load_ext rvllm.notebook"""
+DRAWS = re.compile(r"^[ \t]*(?:import|from)\b.*\b(?:matplotlib|\w*plots)\b", re.M)  # imports that need matplotlib
 
 
 @dataclass
@@ -157,7 +158,10 @@ def set_badge(nb: Notebook, repository: Repository) -> None:
 
 
 def set_setup(nb: Notebook, repository: Repository) -> None:
-    """Generate the first code cell, tagged `setup`; only its `#| default_exp` line is the author's."""
+    """Generate the first code cell, tagged `setup`; only its `#| default_exp` line is the author's.
+
+    On Colab it installs the package, with matplotlib for a notebook that draws. CuPy is there already.
+    """
     code = list(nb.cells("code"))
     tagged = [number for number, cell in code if is_setup(cell)]
     if not tagged:
@@ -167,7 +171,8 @@ def set_setup(nb: Notebook, repository: Repository) -> None:
     cell = code[0][1]
     default = re.match(r"\s*(#\|\s*default_exp\b.*\n?)", source(cell))
     head = default[1].rstrip() + "\n" if default else ""
-    cell["source"] = head + SETUP.format(repository=repository.path)
+    draws = any(DRAWS.search(source(cell)) for _, cell in code)
+    cell["source"] = head + SETUP.format(repository=repository.path, extra="[plots]" if draws else "")
 
 
 # --- Stored outputs -------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +96,9 @@ def bench_block() -> str:
     images = []
     for name in SHOWN:
         figure = plots.BENCH_FIGURES[name]
-        finding = figure.finding([read(file) for file in figure.files])
+        finding = figure.finding([plots.load(file) for file in figure.files])
         images += [f"![{finding}](figures/{name}.png)", "", f"{finding}.", ""]
-    return "\n".join([*images, bench_table([read(file) for file in plots.COMPARED])])
+    return "\n".join([*images, bench_table([plots.load(file) for file in plots.COMPARED])])
 
 
 def bench_table(records: list[dict[str, Any]]) -> str:
@@ -156,11 +155,6 @@ def generated(readme: str, begin: str, end: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{rest.split(end)[1]}"
 
 
-def read(name: str) -> dict[str, Any]:
-    """A record from figures/data."""
-    return json.loads((ROOT / "figures" / "data" / name).read_text(encoding="utf-8"))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Rewrite README.md, or with --check say whether it is current."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -168,13 +162,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     path = ROOT / "README.md"
     old = path.read_text(encoding="utf-8")
-    new = generated(old, *PART1, part1_table(read("part1_cpu.json")))
-    new = generated(new, *PART2, part2_table(read("part2_h200.json")))
-    new = generated(new, *PART3, part3_table([read("part3_cpu.json"), read("part3_h200.json")]))
+    new = generated(old, *PART1, part1_table(plots.load("part1_cpu.json")))
+    new = generated(new, *PART2, part2_table(plots.load("part2_h200.json")))
+    new = generated(new, *PART3, part3_table([plots.load("part3_cpu.json"), plots.load("part3_h200.json")]))
     new = generated(new, *BENCH, bench_block())
     runs = ("", "_again")
-    sweeps = [read(f"h200_rvllm_graph{run}.json") for run in runs]
-    new = generated(new, *PART4, part4_table(sweeps, [read(f"h200_rvllm_graph_requests{run}.json") for run in runs]))
+    sweeps = [plots.load(f"h200_rvllm_graph{run}.json") for run in runs]
+    new = generated(
+        new, *PART4, part4_table(sweeps, [plots.load(f"h200_rvllm_graph_requests{run}.json") for run in runs])
+    )
     if arguments.check and new != old:
         print("README.md: its generated part is not current; run: python tools/readme.py")
         return 1

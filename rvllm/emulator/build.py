@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,14 +77,6 @@ def choose_target(mode: str, arch: int, portable: bool) -> Target:
     return Target(compiler, mode, arch, portable)
 
 
-def kept(key: object, suffix: str, build: Callable[[Path, Path], None]) -> Path:
-    """`cached` in the emulator's folder; CompileError if the cache can't be written."""
-    try:
-        return cached("emulator", key, suffix, build)
-    except CacheError as error:
-        raise CompileError("cache", str(error), []) from error
-
-
 @functools.lru_cache
 def shim_text() -> str:
     """All C++ files of the emulator in one string: part of every cache key."""
@@ -90,16 +84,15 @@ def shim_text() -> str:
     return "".join(f"{path.relative_to(SHIM_FOLDER)}\n{path.read_text()}" for path in files)
 
 
-def build_module(source: str, name: str, headers: Mapping[str, str], target: Target) -> Path:
-    """Compiles kernel text (or finds it compiled) and returns the path of the shared object.
+def load_module(source: str, name: str, headers: Mapping[str, str], target: Target) -> ctypes.PyDLL:
+    """Compiles kernel text (or finds it compiled) and loads the shared object.
 
     Raises:
-        CompileError: with the compiler's log.
+        CompileError: with the compiler's log, or because no folder can be written.
     """
     kernels = kernel_names(source)
     if not kernels:
         raise CompileError(name, 'it has no kernel: nothing matches `extern "C" __global__ void name(`', [])
-    runtime = build_runtime(target)
     flags = [*target.flags, *KERNEL_FLAGS[target.mode]]
     text = unit_text(source, name, kernels)
     files = {header: rewrite_dynamic_shared(body) for header, body in sorted(headers.items())}
@@ -110,25 +103,32 @@ def build_module(source: str, name: str, headers: Mapping[str, str], target: Tar
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
         (work / "unit.cpp").write_text(text)
+        copy_runtime(target, work / "runtime.o")
         includes = [str(SHIM_FOLDER), str(SHIM_FOLDER / "include"), str(work / "headers")]
         unit = [*flags, *(f"-I{folder}" for folder in includes), "-c", "unit.cpp", "-o", "unit.o"]
         _compile(target, unit, work, name, source, headers)
         # The check runtime stands in for the sanitizer's library, so that must not be linked: no -fsanitize
         # here.
-        _compile(target, ["-shared", "unit.o", str(runtime), "-o", str(output)], work, name, source, headers)
+        _compile(target, ["-shared", "unit.o", "runtime.o", "-o", str(output)], work, name, source, headers)
 
-    return kept((shim_text(), text, files, flags, target), ".so", build)
+    # PyDLL keeps the interpreter lock during calls: two Python threads never enter the emulator's one state.
+    try:
+        return cached(
+            "emulator", (shim_text(), text, files, flags, target), ".so", build, lambda p: ctypes.PyDLL(str(p))
+        )
+    except CacheError as error:
+        raise CompileError("cache", str(error), []) from error
 
 
-def build_runtime(target: Target) -> Path:
-    """The emulator's own object file for a target, shared by all kernels."""
+def copy_runtime(target: Target, path: Path) -> None:
+    """Writes the emulator's own object file for a target, which all kernels share."""
     flags = [*target.flags, *RUNTIME_FLAGS]
 
     def build(output: Path, work: Path) -> None:
         unit = str(SHIM_FOLDER / "runtime_unit.cpp")
         _compile(target, [*flags, "-c", unit, "-o", str(output)], work, "the emulator's runtime", "", {})
 
-    return kept((shim_text(), flags, target), ".o", build)
+    cached("emulator", (shim_text(), flags, target), ".o", build, lambda kept: shutil.copyfile(kept, path))
 
 
 def _compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import platform
@@ -14,6 +15,7 @@ from pathlib import Path
 from rvllm.emulator.errors import CompilerMissingError
 
 INSTALL_HINT = "install one with: sudo apt-get install -y g++"
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not the kernel's, whose text a log is about
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,16 @@ def available(mode: str = "fast") -> tuple[bool, str]:
 
 
 def run_compiler(compiler: Compiler, arguments: list[str], folder: Path) -> str | None:
-    """Runs the compiler in `folder`; None on success, else what it printed."""
+    """Runs the compiler in `folder`; None on success, else what it printed. OSError if the folder is at fault."""
     environment = os.environ | {"LC_ALL": "C"}
     command = [compiler.path, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
-    return None if done.returncode == 0 else done.stderr or done.stdout or f"exit status {done.returncode}"
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder, env=environment)
+    if done.returncode == 0:
+        return None
+    log = done.stderr or done.stdout or f"exit status {done.returncode}"
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "removed while the compiler ran", str(folder))
+    for number in DISK_FAULTS:
+        if os.strerror(number) in log:
+            raise OSError(number, os.strerror(number), str(folder))
+    return log

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rvllm.emulator.arguments import Parameter, parse_types
-from rvllm.emulator.build import build_module, choose_target
+from rvllm.emulator.build import choose_target, load_module
 from rvllm.emulator.counters import Counters, read_counters
 from rvllm.emulator.errors import LaunchConfigError
 from rvllm.emulator.launch import Dimensions, PreparedArguments, make_request
@@ -56,10 +56,8 @@ class Module:
         self.name, self.mode = name, mode
         self.kernels = kernel_names(source)
         self.counters: Counters | None = None
-        self.path = build_module(source, name, headers or {}, choose_target(mode, arch, portable))
-        # PyDLL keeps the interpreter lock during calls: two Python threads never enter the emulator's one
-        # state.
-        self._library = ctypes.PyDLL(str(self.path))
+        self._library = load_module(source, name, headers or {}, choose_target(mode, arch, portable))
+        self.path = Path(self._library._name)
         self._library.emu_report.restype = ctypes.c_void_p
         self._library.emu_counters.restype = ctypes.c_void_p
         self._library.emu_static_shared.restype = ctypes.c_size_t

@@ -57,8 +57,8 @@ CASES: list[Case] = [
     ("control", "shuffle_of_partial_warp", BOTH, "warp divergence", (0, 0, 0), (32, 0, 0), {"block": 48}),
     ("control", "different_masks", BOTH, "warp divergence", (0, 0, 0), (31, 0, 0), {"block": 32}),
     ("control", "not_in_own_mask", BOTH, "warp divergence", (0, 0, 0), (16, 0, 0), {"block": 32}),
-    ("control", "endless", BOTH, "timeout", (0, 0, 0), (0, 0, 0), {}),
-    ("control", "endless_spin", BOTH, "timeout", (0, 0, 0), (0, 0, 0), {}),
+    ("control", "endless", BOTH, "timeout", (0, 0, 0), (0, 0, 0), {"timeout": 0.05}),
+    ("control", "endless_spin", BOTH, "timeout", (0, 0, 0), (0, 0, 0), {"timeout": 0.05}),
     ("control", "stack_overflow", BOTH, "stack overflow", (0, 0, 0), (0, 0, 0), {"n": 40000}),
     ("control", "division_by_zero", BOTH, "division by zero", (0, 0, 0), (0, 0, 0), {"n": 0}),
     ("control", "assertion", BOTH, "assertion", (0, 0, 0), (7, 0, 0), {}),
@@ -69,7 +69,7 @@ EACH = [(mode, *case) for case in CASES for mode in case[2]]
 
 def stop(file: str, kernel: str, mode: str = "check", **options: Any) -> EmulatorError:
     """Runs a kernel that must be stopped; returns the error."""
-    given: dict[str, Any] = {"grid": 1, "block": 64, "n": 64, "x": X, "timeout": 0.05} | options
+    given: dict[str, Any] = {"grid": 1, "block": 64, "n": 64, "x": X} | options
     args = [given.pop("x"), np.zeros(64, np.float32), given.pop("n")]
     with pytest.raises(EmulatorError) as caught:
         load(f"bugs_{file}", mode).launch(kernel, given.pop("grid"), given.pop("block"), args, **given)
