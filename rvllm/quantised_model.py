@@ -21,7 +21,7 @@ from rvllm.workspace_model import Batch, WorkspaceModel, first
 # What activations are multiplied by before they become halfs, which end at 65,504, and below 2**-14 lose digits.
 NORMED = 16.0  # fits 4,094; RMSNorm leaves at most sqrt(D) times its gain, some hundreds
 ATTENDED = 16.0  # a mean of values, which are sums of normed activations: no larger than those
-GATED = 1.0  # silu(gate) · up is a product: 5,400 was seen
+GATED = 1.0  # silu(gate) · up is a product: thousands were seen (section 5)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def test_shapes_of_heads(rt: Runtime, tmp_path: Path, shape: FastShape) -> None:
 
 
 def outliers(tensors: dict[str, np.ndarray]) -> None:
-    """One product of SiLU reaches some 5,400, and one channel of the residual stream 22,500, as in the real model."""
+    """One product of SiLU is 5,400 and one channel of the residual stream 22,500: thousands, as in the real model."""
     tensors["token_embd.weight"] *= np.float32(4 / tensors["token_embd.weight"].std())
     tensors["token_embd.weight"][:, 5] = 20
     tensors["blk.0.ffn_norm.weight"][5] = 1

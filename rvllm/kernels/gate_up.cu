@@ -3,7 +3,7 @@
 // activations = silu(gate) * up / 16: norm, both products of the FFN and SiLU, in one kernel.
 //
 // hidden half [N or 2N][WIDTH] (norm.cuh) -> out half [N or 2N][FFN_WIDTH]. The sixteenth keeps outliers inside half:
-// 3,080 was seen in the 135M model; the down projection multiplies by 16.   rms_now[N]: for the norm after this one.
+// thousands were seen in the 135M model; the down projection multiplies by 16.   rms_now[N]: for the norm after this one.
 // Weight tiles hold 8 rows of the gate over the same 8 rows of up, so a block has both halves of each product.
 // Launch: grid (ceil(FFN_WIDTH / 8 / ROW_TILES), ceil(N / TOKENS)), 32 WARPS threads.
 // Limit: the largest matrix of a layer. At batch 32 issue slots bind: a warp runs 1,100 instructions, 10 warps an SM.

@@ -5,7 +5,7 @@
 // storage float [num_blocks, block_size, K, d], block_tables int [B, width], seq_lens int [B], out float [B, K, S, d].
 // d must be a multiple of 4, storage and out aligned to 16 bytes. Positions past a sequence's end become 0.
 // Launch: one thread for four output elements, any block size; the grid covers B * K * S * d / 4.
-// Faster than kv_gather, which takes its index apart with seven divisions for every 4 bytes: here it is a quarter of
+// Faster than kv_gather, which takes its index apart with eight / and % for every 4 bytes: here it is a quarter of
 // them, and a quarter of the loads and stores.
 // Limit: memory bandwidth; 32 bytes for four elements, and the whole cache of the batch is copied in every step.
 extern "C" __global__ void kv_gather4(const float* storage, const int* block_tables, const int* seq_lens, float* out,

@@ -7,7 +7,7 @@
 // Launch: grid (one block an SM, ceil(B / TOKENS)), 32 WARPS threads; shared: the activations.
 // Each warp walks over row tiles with whole rows of its own: nothing is added across warps, and the next chunk of
 // weights is on its way while this one is multiplied.
-// Limit: memory at small batches (50 MB of Q8_0 in 17 us, 2.9 TB/s), from batch 64 the products.
+// Limit: memory at small batches (50 MB of Q8_0 in 14.5 us of an H200 where launches overlap, 3.4 TB/s), from batch 64 the products.
 #include "columns.cuh"
 #include "dependent.cuh"
 #include "lm_best.cuh"
