@@ -17,6 +17,7 @@ import pytest
 
 from rvllm import cache, hub, random_weights
 from rvllm.cache import CacheError, cached
+from rvllm.device import Target
 from rvllm.emulator import CompileError, available, compiler
 from rvllm.gguf import GGUFFile
 from rvllm.runtime import CudaBackend
@@ -288,7 +289,7 @@ def test_damaged_gpu_code_is_compiled_anew(
     monkeypatch.setattr(CudaBackend, "_compile", lambda self, source, kernel, *_: compiled.append(kernel) or CONTENT)
     backend = CudaBackend.__new__(CudaBackend)
     backend.xp = SimpleNamespace(cuda=SimpleNamespace(nvrtc=SimpleNamespace(getVersion=lambda: (12, 9))))
-    backend._arch, backend._as_ptx = "75", False
+    backend._target = Target(75, is_ptx=False)
     source = 'extern "C" __global__ void k(float* x) { *x = 1; }'
     assert backend._cubin(source, "k") == backend._cubin(source, "k") == CONTENT and compiled == ["k"]
     damage(files(own_cache, ".cubin")[0])

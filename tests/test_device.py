@@ -212,7 +212,7 @@ sys.exit(cli.main(["doctor"]))
 
 
 def doctor(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(folder), str(ROOT)])
+    path = os.pathsep.join(filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH")]))
     inherited = {
         key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "COLAB_RELEASE_TAG")
     }

@@ -27,7 +27,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(path) -> LLM:
-    return LLM(path)
+    return LLM(path, "cpu")
 
 
 @pytest.fixture(scope="module")

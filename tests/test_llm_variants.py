@@ -251,7 +251,10 @@ def test_a_file_that_is_not_covered_runs_with_a_warning(narrow: Path) -> None:
     assert remark.filename == __file__, "it points to where the LLM was made"
 
 
-def test_choices(path: Path, narrow: Path) -> None:
+def test_choices(path: Path, narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with two T4s."""
+    monkeypatch.setattr(variants, "card_capability", lambda device: 75 if device.startswith("cuda") else None)
+    monkeypatch.setattr(variants, "shared_memory", lambda _device: 64 << 10)
     covered, other = GGUFFile(path), GGUFFile(narrow)
     assert variants.choose_variant(None, "cpu", other, 16) == ("numpy", "")
     assert variants.choose_variant(None, "emulator", covered, 16) == ("f32", "")

@@ -73,7 +73,7 @@ def test_a_figure_of_other_data_is_noticed(tmp_path: Path, monkeypatch: pytest.M
     for folder in (tmp_path, tmp_path / "data"):
         folder.mkdir(exist_ok=True)
     monkeypatch.setattr(figures, "FIGURES", tmp_path)
-    monkeypatch.setattr(figures, "DATA", tmp_path / "data")
+    monkeypatch.setattr(plots, "RECORDED", tmp_path / "data")
     recorded = plots.Recorded(plots.throughput, plots.throughput_finding, ("a.json",))
     monkeypatch.setattr(plots, "BENCH_FIGURES", {"throughput": recorded})
     (tmp_path / "data" / "a.json").write_text(json.dumps(OURS))

@@ -13,7 +13,7 @@ size_t static_bytes;
 alignas(4096) char dynamic_region[DYNAMIC_MARGIN + MAX_DYNAMIC_BYTES + DYNAMIC_MARGIN];
 // Lies in the module's thread-local segment. It has a value, so it comes before the kernels' __shared__ variables; its
 // size leaves their alignment as it is.
-alignas(16) static thread_local char segment_mark[16] = {1};
+alignas(64) static thread_local char segment_mark[64] = {1};
 
 void* dynamic_shared() { return dynamic_buffer; }
 void note_atomic(void* p, size_t size, const void* pc) { check_atomic(p, size, pc); }
