@@ -239,7 +239,8 @@ class Engine:
             raise BusyError("a step in the middle of a step; an Engine takes one step at a time, from one thread")
         self._in_step = True
         try:
-            return self._step()
+            with np.errstate(over="ignore", invalid="ignore"):  # the logits tell, and whose they are
+                return self._step()
         except BaseException:
             self._start_over()
             raise

@@ -12,14 +12,14 @@ Result = TypeVar("Result")
 class Turns:
     """Runs one action at a time, whatever thread it comes from, and lets nobody be overtaken for ever.
 
-    A plain lock would: the thread that lets go of it and wants it again is faster than one that sleeps. So whoever
-    comes waits first for all who stand in line at that moment. A place in the line is a lock that its owner holds
+    A plain lock would: the thread that lets go of it and wants it again is faster than one that sleeps. So there is a
+    line, and whoever joins it waits first for all who are ahead. A place in the line is a lock that its owner holds
     until its turn is over; since only `with` takes and leaves locks, an interrupt at any moment leaves none behind.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line: dict[threading.Lock, None] = {}
+        self._line: dict[threading.Lock, int] = {}  # the places, oldest first, and whose they are
         self._owner: int | None = None  # the thread whose turn it is
 
     def run(self, action: Callable[[], Result]) -> Result:
@@ -27,20 +27,20 @@ class Turns:
         me = threading.get_ident()
         if self._owner == me:
             return action()
-        for ahead in list(self._line):
-            with ahead:
-                pass
+        # A thread can be in line already where a signal handler comes: those behind it wait for it, not it for them.
+        all_ahead = [] if me in list(self._line.values()) else list(self._line)
         place = threading.Lock()
-        self._line[place] = None
+        self._line[place] = me
         try:
-            with place, self._lock:
-                return self._run_as(me, action)
+            with place:
+                for ahead in all_ahead:
+                    with ahead:
+                        pass
+                with self._lock:
+                    try:
+                        self._owner = me
+                        return action()
+                    finally:
+                        self._owner = None
         finally:
             del self._line[place]
-
-    def _run_as(self, me: int, action: Callable[[], Result]) -> Result:
-        self._owner = me
-        try:
-            return action()
-        finally:
-            self._owner = None

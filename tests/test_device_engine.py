@@ -115,9 +115,11 @@ class LateModel:
         ticket.previous = None
         logits = self.model.forward(replace(ticket.step, token_ids=np.maximum(token_ids, 0)), self.cache)
         ticket.chosen = np.full(len(logits), -7, np.int32)
+        starts = ticket.step.query_start_loc
         for row, state in enumerate(ticket.states):
             if state is not None:
-                finite = np.isfinite(logits[row].max()) and token_ids.min() >= 0
+                own = token_ids[starts[row] : starts[row + 1]]
+                finite = np.isfinite(logits[row].max()) and own.min() >= 0
                 ticket.chosen[row] = sample(logits[row : row + 1], [state])[0].token_id if finite else -1
 
 
