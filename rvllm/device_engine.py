@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rvllm.device_sampling import needs_host, seed_words, uniform
 from rvllm.engine import Engine, Model
-from rvllm.sampling import LogitsError, Sampled, SamplingState
+from rvllm.sampling import Sampled, SamplingState
 from rvllm.scheduler import Schedule
 from rvllm.step import Step
 
@@ -49,17 +49,9 @@ class Flight:
     ticket: Ticket
 
     def land(self) -> tuple[list[Any], list[Sampled]]:
-        """Wait for the tokens: the answers that get one, and what they get. Who met their end meanwhile get none."""
+        """Wait for the tokens: the answers, and what each gets; -1 where its logits have no finite maximum."""
         token_ids = self.ticket.token_ids().tolist()
-        answers, sampled = [], []
-        for row, answer in zip(self.rows, self.answers, strict=True):
-            if answer.output.finish_reason is not None:
-                continue
-            if token_ids[row] < 0:
-                raise LogitsError(f"logits of sequence {row}: no finite maximum; weights or cache are damaged")
-            answers.append(answer)
-            sampled.append(Sampled(token_ids[row]))
-        return answers, sampled
+        return self.answers, [Sampled(token_ids[row]) for row in self.rows]
 
 
 class DeviceNumbers:

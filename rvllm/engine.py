@@ -6,6 +6,7 @@ Generated from notebooks/11_continuous_batching.ipynb; edit there, then run: pyt
 from __future__ import annotations
 
 import itertools
+import reprlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from rvllm.errors import RvllmError
 from rvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from rvllm.sampling import Sampled, SamplingParams, SamplingState, StopBuffer, sample
+from rvllm.sampling import LogitsError, Sampled, SamplingParams, SamplingState, StopBuffer, sample
 from rvllm.scheduler import Schedule, Scheduler, Sequence, Status
 from rvllm.step import Step
 from rvllm.tokenizer import IncrementalDecoder, Tokenizer
@@ -24,6 +25,10 @@ from rvllm.tokenizer import IncrementalDecoder, Tokenizer
 
 class PromptError(RvllmError):
     """A prompt that can't be run: what was found, what is allowed."""
+
+
+class BusyError(RvllmError):
+    """A step was asked for in the middle of another one, from `on_step` or by another thread."""
 
 
 class Model(Protocol):
@@ -97,7 +102,10 @@ class Answer(Sequence):
 
 
 class Request:
-    """A prompt that was checked, its parameters, and its answers, `params.n` of them. Notebook 11, section 5."""
+    """A prompt that was checked, its parameters, and its answers, `params.n` of them. Notebook 11, section 5.
+
+    error: why it failed on the way; None as long as it did not.
+    """
 
     def __init__(
         self, request_id: int, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams
@@ -106,6 +114,12 @@ class Request:
         self.metrics = RequestMetrics(num_prompt_tokens=len(prompt_token_ids))
         self._arrival_time = time.perf_counter()
         self.answers: list[Answer] = []
+        self.error: RvllmError | None = None
+
+    def __str__(self) -> str:
+        """Its number and how it begins, for messages."""
+        prompt = self.prompt_token_ids if self.prompt is None else self.prompt
+        return f"request {self.request_id}, prompt {reprlib.repr(prompt)}"
 
     def count_token(self, now: float, before: float | None) -> float:
         """An answer gets a token now; `before` is when it got the last one, None for its first. Returns `now`."""
@@ -128,7 +142,8 @@ class Request:
         """The request with its answers so far; the `finish_reason` of those that go on is None."""
         self.metrics.num_cached_tokens = sum(answer.num_cached_tokens for answer in self.answers)
         self.metrics.num_preemptions = sum(answer.num_preemptions for answer in self.answers)
-        return RequestOutput(self.prompt, self.prompt_token_ids, [a.output for a in self.answers], self.metrics)
+        answers = [answer.output for answer in self.answers]
+        return RequestOutput(self.prompt, self.prompt_token_ids, answers, self.metrics, self.error)
 
 
 @dataclass
@@ -153,13 +168,25 @@ class EngineMetrics:
         """Scheduling, sampling and output handling."""
         return self.schedule_seconds + self.sample_seconds + self.output_seconds
 
+    def count_step(self, num_computed: int, times: list[float], scheduler: Scheduler) -> None:
+        """Add a step of so many tokens; `times`: its beginning, and the ends of its four parts."""
+        schedule_s, forward_s, sample_s, output_s = (b - a for a, b in itertools.pairwise(times))
+        self.num_steps += num_computed > 0
+        self.num_computed_tokens += num_computed
+        self.num_cached_tokens = scheduler.num_cached_tokens
+        self.num_preemptions = scheduler.num_preemptions
+        self.schedule_seconds += schedule_s
+        self.forward_seconds += forward_s
+        self.sample_seconds += sample_s
+        self.output_seconds += output_s
+
 
 class Engine:
     """The step loop: schedule, forward, sample, hand out. Requests come and go between two steps.
 
     Notebook 11, section 6. It knows no device: `model` and `cache` belong to each other, and may be of any.
-    Not for several threads at once. `on_step(schedule, start)` is called when a step's tokens are chosen, before they
-    count: a place to watch from.
+    Made for one thread; `LLM` shares it among several. `on_step(schedule, start)` is called when a step's tokens are
+    chosen, before they count: a place to watch from.
     """
 
     def __init__(
@@ -208,24 +235,24 @@ class Engine:
         if self._in_step:
             self._to_abort.append(request_id)
             return request_id in self.requests
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return False
-        for answer in request.answers:
-            answer.output.finish_reason = answer.output.finish_reason or "abort"
-            if answer.status is not Status.FINISHED:
-                self.scheduler.finish(answer)
-        return True
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._end(request, "abort")
+        return request is not None
 
     def step(self) -> list[Request]:
         """Compute one step; returns the requests that met their end in it.
 
-        Where it fails, its error comes out, and every running sequence starts over in the next step: what the cache
+        One whose own logits choose nothing is among them, with its `error`; the others do not notice. Where the step
+        fails as a whole, its error comes out, and every running sequence starts over in the next step: what the cache
         holds of this one is unknown.
         """
+        if self._in_step:
+            raise BusyError("a step in the middle of a step; an Engine takes one step at a time, from one thread")
         self._in_step = True
         try:
-            return self._step()
+            with np.errstate(over="ignore", invalid="ignore"):  # the logits tell, and whose they are
+                return self._step()
         except BaseException:
             self._start_over()
             raise
@@ -245,20 +272,21 @@ class Engine:
         self.scheduler.update(schedule)
         finished = self._hand_out(answers, sampled)
         times.append(time.perf_counter())
-        self._count(len(schedule.step.token_ids), len(sampled), times)
+        self.metrics.count_step(len(schedule.step.token_ids), times, self.scheduler)
         return finished
 
     def _compute(self, schedule: Schedule, times: list[float]) -> tuple[list[Any], list[Sampled]]:
         """The answers that get a token in this step, and their tokens; others wait for more chunks of their prompt.
 
-        `times` gets the moments when logits and tokens are there.
+        An id of -1 says that the answer's logits choose nothing. `times` gets the moments when logits and tokens are
+        there.
         """
         logits = self.model.forward(schedule.step, self.cache)
         times.append(time.perf_counter())
         rows = schedule.sampled_rows
         answers: list[Any] = [schedule.sequences[row] for row in rows]
         chosen = logits if len(rows) == len(logits) else logits[rows]
-        sampled = sample(chosen, [answer.state for answer in answers]) if rows else []
+        sampled = _sample_each(chosen, [answer.state for answer in answers]) if rows else []
         times.append(time.perf_counter())
         return answers, sampled
 
@@ -272,31 +300,52 @@ class Engine:
         self.scheduler.restart()
 
     def _hand_out(self, answers: list[Any], sampled: list[Sampled]) -> list[Request]:
-        """Give every answer its token; take those out that met their end."""
+        """Give every answer its token; take those out that met their end. Who had met it before gets none."""
         now, finished = time.perf_counter(), []
         for answer, token in zip(answers, sampled, strict=True):
+            if answer.output.finish_reason is not None:
+                continue
+            if token.token_id < 0:
+                answer.request.error = _logits_error(answer)
+                self._end(answer.request, "error")
+                finished.append(answer.request)
+                continue
             answer.append(token, now)
+            self.metrics.num_generated_tokens += 1
             if answer.output.finish_reason is not None and (request := self._take_out(answer)):
                 finished.append(request)
         return finished
 
+    def _end(self, request: Request, reason: str) -> None:
+        """End all answers of a request that have not met their end."""
+        for answer in request.answers:
+            answer.output.finish_reason = answer.output.finish_reason or reason
+        for answer in request.answers:
+            if answer.status is not Status.FINISHED:
+                self._take_out(answer)
+
     def _take_out(self, answer: Any) -> Request | None:
         """An answer has met its end; returns its request if that was the last of its answers."""
+        if answer.output.finish_reason == "error":
+            self.scheduler.prefix_cache.withdraw(answer)
         self.scheduler.finish(answer)
         return self.requests.pop(answer.request.request_id, None) if answer.request.finished else None
 
-    def _count(self, num_computed: int, num_sampled: int, times: list[float]) -> None:
-        metrics = self.metrics
-        schedule_s, forward_s, sample_s, output_s = (b - a for a, b in itertools.pairwise(times))
-        metrics.num_steps += num_computed > 0
-        metrics.num_computed_tokens += num_computed
-        metrics.num_generated_tokens += num_sampled
-        metrics.num_cached_tokens = self.scheduler.num_cached_tokens
-        metrics.num_preemptions = self.scheduler.num_preemptions
-        metrics.schedule_seconds += schedule_s
-        metrics.forward_seconds += forward_s
-        metrics.sample_seconds += sample_s
-        metrics.output_seconds += output_s
+
+def _sample_each(logits: NDArray[np.float32], states: list[SamplingState]) -> list[Sampled]:
+    """As `sample`, but a row that chooses nothing gets the id -1, and the others their tokens all the same."""
+    try:
+        return sample(logits, states)
+    except LogitsError as error:
+        damaged = set(error.rows)
+    good = [row for row in range(len(states)) if row not in damaged]
+    chosen = dict(zip(good, sample(logits[good], [states[row] for row in good]), strict=True))
+    return [chosen.get(row, Sampled(-1)) for row in range(len(states))]
+
+
+def _logits_error(answer: Answer) -> LogitsError:
+    found = f"the logits of token {len(answer.output.token_ids) + 1} hold NaN or infinity, no finite maximum"
+    return LogitsError(f"{answer.request}: {found}; its activations overflow, or weights or cache are damaged")
 
 
 def check_prompt(token_ids: Any, vocab_size: int, max_model_len: int, limit: str = "the context is") -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from rvllm.errors import RvllmError
@@ -10,7 +11,8 @@ from rvllm.errors import RvllmError
 
 @dataclass
 class CompletionOutput:
-    """One answer. `finish_reason`: "stop" (end token or stop text), "length" (limit reached), "abort", None (running).
+    """One answer. `finish_reason`: "stop" (end token or stop text), "length" (limit reached), "abort", "error" (its
+    request failed on the way; `text` is what came before), None (running).
 
     logprobs: one dict {token id: log-probability} for each token, or None where not asked for.
     """
@@ -50,8 +52,8 @@ class RequestOutput:
     """A request and its answers.
 
     prompt: the text, or None where token ids were given.   prompt_token_ids: what the model read.
-    outputs: `SamplingParams.n` answers.   error: why the request was refused, or None; `outputs` then raises it, so
-    that a refused request is never mistaken for an empty answer.
+    outputs: `SamplingParams.n` answers.   error: why the request was refused, or failed on the way, or None. Then
+    `text` raises it, so that neither is mistaken for an answer; so does `outputs` where a refused request has none.
     """
 
     def __init__(
@@ -69,14 +71,20 @@ class RequestOutput:
     @property
     def outputs(self) -> list[CompletionOutput]:
         """The answers, in order; raises `error` if the request was refused."""
-        if self.error is not None:
-            raise self.error
+        if not self._outputs:
+            self.raise_error()
         return self._outputs
 
     @property
     def text(self) -> str:
-        """The first answer's text."""
-        return self.outputs[0].text
+        """The first answer's text; raises `error` if there is one."""
+        self.raise_error()
+        return self._outputs[0].text
+
+    def raise_error(self) -> None:
+        """Raise `error`, a copy of it, if there is one."""
+        if self.error is not None:
+            raise copy(self.error)  # itself, it would keep the frames that it goes through for as long as this output
 
     def __repr__(self) -> str:
         what = f"error={self.error!r}" if self.error else f"outputs={self._outputs!r}"

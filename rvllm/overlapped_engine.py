@@ -23,7 +23,8 @@ class OverlappedEngine(DeviceEngine):
     What is known too late:
     - that an answer ended. It is in the next step already; what that one says of it is thrown away. Its blocks are
       free at once: whoever gets them writes in a later step, and the device keeps the order.
-    - that logits are damaged. As after every error, what is in flight is dropped and everybody starts over.
+    - that an answer's logits choose nothing. The device reads the -1 that stands for its token as token 0, and that is
+      thrown away likewise. Where a step fails as a whole, what is in flight is dropped and everybody starts over.
     """
 
     _flight: Flight | None = None  # the step that was started and not handed out
@@ -48,7 +49,7 @@ class OverlappedEngine(DeviceEngine):
             self._keep_places(flight)
         self._flight = flight
         times.append(time.perf_counter())
-        self._count(len(schedule.step.token_ids) if schedule else 0, len(sampled), times)
+        self.metrics.count_step(len(schedule.step.token_ids) if schedule else 0, times, self.scheduler)
         return finished
 
     def _keep_places(self, flight: Flight) -> None:

@@ -94,6 +94,11 @@ class PrefixCache:
                 return
             sequence.prefix.append(entry)
 
+    def withdraw(self, sequence: ComputedTokens) -> None:
+        """What the blocks of `sequence` hold is not to be trusted: none of them can be found any more."""
+        for block in sequence.block_table:
+            self._forget(block)
+
     def _drop_lost(self, prefix: list[Entry]) -> None:
         """Another's block that stood for one of this sequence's may be gone: its own are entered in its place."""
         lost = next((i for i, entry in enumerate(prefix) if not self._can_be_found(entry)), len(prefix))
@@ -120,7 +125,7 @@ class PrefixCache:
         return entry is None or self._entries.get(entry.key) is entry
 
     def _forget(self, block: int) -> None:
-        """The pool hands a block out anew: what it held is lost."""
+        """A block that can't be found any more: the pool hands it out anew, or it was withdrawn."""
         if entry := self._of_block.pop(block, None):
             del self._entries[entry.key]
 

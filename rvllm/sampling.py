@@ -254,7 +254,14 @@ def keep_largest(values: Floats, sorted_values: Floats, counts: NDArray[np.int64
 
 
 class LogitsError(RvllmError):
-    """A model gave logits that choose nothing: NaN, plus infinity, or minus infinity alone."""
+    """A model gave logits that choose nothing: NaN, plus infinity, or minus infinity alone.
+
+    rows: those of the logits that do, where it was `sample` that found them.
+    """
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 def draw(logits: Floats, states: Sequence[SamplingState]) -> NDArray[np.int64]:
@@ -279,9 +286,9 @@ def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list
     """
     largest = logits.max(axis=1)  # NaN if there is any in the row
     if not np.isfinite(largest).all():
-        row = int(np.flatnonzero(~np.isfinite(largest))[0])
-        found = "NaN" if np.isnan(largest[row]) else largest[row]
-        raise LogitsError(f"logits of sequence {row}: the largest is {found}; weights or cache are damaged")
+        rows = np.flatnonzero(~np.isfinite(largest)).tolist()
+        found = "NaN" if np.isnan(largest[rows[0]]) else largest[rows[0]]
+        raise LogitsError(f"logits of sequence {rows[0]}: the largest is {found}, which chooses nothing", rows)
     adjusted = logits
     if changed := [i for i, s in enumerate(states) if needs_adjusting(s)]:
         adjusted = logits.copy()

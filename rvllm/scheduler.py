@@ -59,6 +59,9 @@ class PrefixCache(Protocol):
     def publish(self, sequence: Sequence) -> None:
         """Full blocks of `sequence` whose keys and values are computed may be found from now on."""
 
+    def withdraw(self, sequence: Sequence) -> None:
+        """What the blocks of `sequence` hold is not to be trusted: they may not be found."""
+
     def holds(self, block: int) -> bool:
         """Whether this block can be found."""
 
@@ -71,6 +74,9 @@ class NoPrefixCache:
         return []
 
     def publish(self, _sequence: Sequence) -> None:
+        """Nothing."""
+
+    def withdraw(self, _sequence: Sequence) -> None:
         """Nothing."""
 
     def holds(self, _block: int) -> bool:

@@ -528,8 +528,7 @@ def test_damaged_logits_end_only_the_call_that_met_them(make, alone):
     llm = make()
     forward = llm.engine.model.forward
     llm.engine.model.forward = lambda step, cache: forward(step, cache) * np.float32("nan")
-    with pytest.raises(LogitsError):
-        llm.generate([ids(3), ids(4)], GREEDY)
+    assert all(isinstance(output.error, LogitsError) for output in llm.generate([ids(3), ids(4)], GREEDY))
     check_empty(llm)
     llm.engine.model.forward = forward
     assert llm.generate(ids(3), GREEDY)[0].outputs[0] == alone(ids(3))

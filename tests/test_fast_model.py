@@ -221,7 +221,7 @@ def test_damaged_weights_are_reported(tmp_path: Path) -> None:
     device = os.environ.get("RVLLM_TEST_DEVICE", "emulator")
     with LLM(path, device, variant="graph", num_blocks=16, max_num_seqs=4, max_num_batched_tokens=48) as llm:
         with pytest.raises(LogitsError, match="no finite maximum"):
-            llm.generate([[5, 6, 7, 8, 9]], SamplingParams(max_tokens=3, temperature=0))
+            llm.generate([5, 6, 7, 8, 9], SamplingParams(max_tokens=3, temperature=0))
         assert llm.engine.scheduler.pool.num_free == 16
 
 

@@ -1,6 +1,8 @@
 """The whole way from a prompt to a text, on a toy model: beside a naive reference, in batches, with bad requests."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from rvllm.cpu_model import CpuModel, DenseKVCache
 from rvllm.engine import PromptError
 from rvllm.errors import RvllmError
-from rvllm.llm import LLM
+from rvllm.llm import LLM, ClosedError
 from rvllm.sampling import LogitsError, ParameterError, SamplingParams
 from rvllm.step import make_step
 from rvllm.testing import assert_close
@@ -17,6 +19,7 @@ from tests import toy
 
 PROMPTS = ["hello world", "a", "The quick brown fox", "né 中文 👩‍🚀", [5, 6, 7], "x" * 40, "zz", [299]]
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+LONGER = SamplingParams(max_tokens=20, ignore_eos=True)
 WHY = "float32 against float64"
 
 
@@ -589,7 +592,10 @@ def test_nan_logits_are_named(path):
     forward = llm.engine.model.forward
     llm.engine.model.forward = lambda step, cache: forward(step, cache) * np.float32("nan")
     with pytest.raises(LogitsError, match="NaN"):
-        llm.generate(["a", "b"])
+        llm.generate("a")
+    for answer, prompt in zip(llm.generate(["a", "b"]), "ab", strict=True):
+        assert isinstance(answer.error, LogitsError)
+        assert f"prompt '{prompt}': the logits of token 1 hold NaN" in str(answer.error)
 
 
 # Log-probabilities ----------------------------------------------------------------------------------------------------
@@ -720,11 +726,100 @@ def test_close_may_be_called_twice(path):
         assert llm.generate("a", GREEDY)[0].text is not None
         llm.close()
     llm.close()
-    assert not hasattr(llm, "engine")
 
 
-def test_a_closed_llm_says_so(path):
-    llm = LLM(path)
+CALLS = {
+    "engine": lambda llm: llm.engine,
+    "trace": lambda llm: llm.trace,
+    "max_model_len": lambda llm: llm.max_model_len,
+    "with": lambda llm: llm.__enter__(),
+    "generate": lambda llm: llm.generate("a", GREEDY),
+    "generate nothing": lambda llm: llm.generate([]),
+    "generate something odd": lambda llm: llm.generate(["a", None], 5),
+    "chat": lambda llm: llm.chat([{"role": "user", "content": "a"}]),
+    "chat about something odd": lambda llm: llm.chat(None),
+    "stream": lambda llm: llm.stream("a"),
+    "stream something odd": lambda llm: llm.stream("a", SamplingParams(n=2)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_c93_a_closed_llm_says_so(path, call):
+    llm = LLM(path, trace=True)
     llm.close()
-    with pytest.raises(RvllmError, match="closed"):
-        llm.generate("a", GREEDY)
+    with pytest.raises(ClosedError, match="closed"):
+        CALLS[call](llm)
+
+
+BOUND = {  # what somebody may still refer to when an LLM goes
+    "a stream before its first piece": lambda llm: llm.stream("a", GREEDY),
+    "a half-read stream": lambda llm: (stream := llm.stream("a", GREEDY), next(stream)),
+    "a stream read to its end": lambda llm: (stream := llm.stream("a", GREEDY), list(stream)),
+    "a stream that others drove to its end": lambda llm: (llm.stream("a", GREEDY), llm.generate("b", LONGER)),
+    "a closed stream": lambda llm: (stream := llm.stream("a", GREEDY), next(stream), stream.close()),
+    "answers": lambda llm: llm.generate(["a", "b"], GREEDY),
+    "a refused request": lambda llm: llm.generate(["a", "", [300], None], GREEDY),
+    "a failed request": lambda llm: (damage(llm), llm.generate(["a", "b"], GREEDY)),
+    "a failed stream": lambda llm: (damage(llm), stream := llm.stream("a", GREEDY), error_of(lambda: next(stream))),
+    "a request": lambda llm: llm.engine.add_request([5], GREEDY),
+    "the trace": lambda llm: (llm.generate("a", GREEDY), llm.trace),
+    "an error": lambda llm: error_of(lambda: llm.generate("")),
+}
+
+
+def error_of(call) -> str:
+    with pytest.raises(RvllmError) as caught:
+        call()
+    return str(caught.value)
+
+
+def damage(llm: LLM) -> None:
+    forward = llm.engine.model.forward
+    llm.engine.model.forward = lambda step, cache: forward(step, cache) * np.float32("nan")
+
+
+def parts(llm: LLM) -> list[weakref.ref]:
+    engine = llm.engine
+    return [weakref.ref(x) for x in (engine, engine.model, engine.cache, engine.model.layers[0])]
+
+
+@pytest.mark.parametrize("what", BOUND)
+def test_c93_nothing_keeps_the_weights_of_a_closed_llm(path, what):
+    llm = LLM(path, device="cpu", trace=True)
+    alive = parts(llm)
+    bound = BOUND[what](llm)
+    llm.close()
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4
+    assert bound is not None
+
+
+@pytest.mark.parametrize("what", [what for what in BOUND if "half" not in what and "before" not in what])
+def test_c93_only_what_goes_on_keeps_an_llm_that_nobody_closed(path, what):
+    """A stream that is still to be read needs the engine: that one alone may keep it."""
+    llm = LLM(path, device="cpu", trace=True)
+    alive = parts(llm)
+    bound = BOUND[what](llm)
+    del llm
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4
+    assert bound is not None
+
+
+def test_c93_a_stream_goes_on_without_its_llm(path, alone):
+    stream = LLM(path).stream("hello world", GREEDY)
+    gc.collect()
+    assert "".join(stream) == alone[0].text
+
+
+def test_c93_a_half_read_stream_ends_with_its_llm(path):
+    llm = LLM(path)
+    finished, half = llm.stream("hello world", GREEDY), llm.stream("hello world", LONGER)
+    text, seen = "".join(finished), next(half)
+    llm.close()
+    assert seen + "".join(half) == half.output.text
+    out = half.output.outputs[0]
+    assert (out.token_ids, out.finish_reason) == (finished.output.outputs[0].token_ids, "abort")
+    assert (finished.output.text, finished.output.outputs[0].finish_reason) == (text, "length")
+    assert (list(half), list(finished)) == ([], [])
+    half.close()

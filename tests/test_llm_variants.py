@@ -443,9 +443,8 @@ def test_closing_lets_go_of_everything(path: Path, variant: str) -> None:
     with pytest.raises(ClosedError, match="closed"):
         llm.generate("a", GREEDY)
     llm.close()
-    del stream
     gc.collect()
-    assert [ref() for ref in alive] == [None, None]
+    assert [ref() for ref in alive] == [None, None], "whoever still has the stream"
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------
