@@ -287,7 +287,7 @@ def test_closing_ends_all_threads(path: Path) -> None:
     def stream_for_ever() -> str:
         while True:
             pieces = llm.stream(ids(5), ENDLESS)
-            text = next(pieces)
+            text = next(pieces, "")  # closed before it began?
             begun.release()
             text += "".join(pieces)
             out = pieces.output.outputs[0]
