@@ -224,8 +224,8 @@ class EmulatorKernel:
 
     def _run(self, *arguments: Any, **more: Any) -> None:
         rt, module = self._runtime, self._module
-        count = rt.counting and module.mode == "check"
-        module.launch(self._kernel, *arguments, rt.reverse, rt.timeout, count=count, **more)
+        more |= {"reverse": rt.reverse, "timeout": rt.timeout, "count": rt.counting and module.mode == "check"}
+        module.launch(self._kernel, *arguments, **more)
         rt.counters = module.counters
 
     def allow_shared(self, shared: int) -> None:
@@ -478,7 +478,8 @@ class Runtime(Order):
     arch: compile for another compute capability than the card's own, such as "75": to try a T4's code elsewhere.
     Attributes, emulator only: `reverse` runs threads backwards, `timeout` in seconds of CPU time, `counting` fills
     `counters` at each launch, `chain` (check mode only) checks launches that start early.
-    `is_cuda`, `name`, `compute_capability` (90 for 9.0), `multiprocessors`, `max_shared` (bytes a block may ask for): of the card, or of what kernels are compiled for.
+    `is_cuda`, `name`, `compute_capability` (90 for 9.0), `multiprocessors`, `max_shared` (bytes
+    a block may ask for): of the card, or of what kernels are compiled for.
     Raises NoGpuError, CompilerMissingError.
     """
 
@@ -494,8 +495,7 @@ class Runtime(Order):
         self.is_cuda = device.startswith("cuda")
         self.reverse, self.timeout, self.counting = False, 60.0, False
         self.counters: emulator.Counters | None = None
-        checks = mode == "check" and not self.is_cuda
-        self.chain: emulator.Chain | None = emulator.Chain() if checks else None
+        self.chain = None if self.is_cuda or mode == "fast" else emulator.Chain()
         self._backend: Any = (
             CudaBackend(int(match[1] or 0), arch) if self.is_cuda else EmulatorBackend(self, mode, deferred)
         )
