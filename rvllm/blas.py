@@ -6,6 +6,7 @@ Generated from notebooks/08_cublas.ipynb; edit there, then run: python tools/nb.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ def gemm(rt: Runtime, m: int, n: int, k: int, alpha: float, a: Matrix, b: Matrix
         rows, cols = (cols, rows) if matrix.op == T else (rows, cols)
         check_fit(matrix.data, rows, cols, matrix.ld, matrix.stride, batch)
     if not rt.is_cuda:
-        emulated_gemm(m, n, k, alpha, a, b, c, batch)
+        rt.submit(partial(emulated_gemm, m, n, k, alpha, a, b, c, batch))
         return
     from cupy.cuda import cublas, device
 

@@ -6,6 +6,7 @@ Generated from notebooks/15_device_resident_step.ipynb; edit there, then run: py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +110,7 @@ class SamplingArrays:
             with self._rt.on_device():
                 self.words.set(host)
         else:
-            self.words[...] = host
+            self._rt.submit(partial(np.copyto, self.words, host.copy()))
 
 
 def sample(

@@ -20,5 +20,5 @@ class GraphModel(FusedModel):
 
     @property
     def dependent(self) -> bool:
-        """Whether kernels may start before those in front of them have ended."""
-        return self.rt.is_cuda and self.rt.compute_capability >= 90
+        """Whether kernels may start before those in front of them have ended; the emulator checks if they could."""
+        return self.rt.compute_capability >= 90 if self.rt.is_cuda else self.rt.chain is not None

@@ -6,7 +6,7 @@ Generated from notebooks/19_cuda_graphs.ipynb; edit there, then run: python tool
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from rvllm.errors import RvllmError
 from rvllm.program import Program
-from rvllm.runtime import CudaKernel, Prepared, Runtime
+from rvllm.runtime import CudaKernel, EmulatorKernel, Prepared, Runtime
 
 PREFERRED_CARVEOUT, SHARED_PERCENT = 9, 25  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of all of it
 STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -91,12 +91,20 @@ def launch_dependent(prepared: Prepared, stream: Any) -> None:
         raise DriverError(f"cuLaunchKernelEx({prepared.name}): found error {status}; allowed: 0")
 
 
+def launch_checked(prepared: Prepared, rt: Runtime, early: bool) -> None:
+    """Run a kernel on the emulator as the next one of the runtime's chain: EmulatorError where it starts too early."""
+    kernel, p = prepared.kernel, prepared
+    assert isinstance(kernel, EmulatorKernel)
+    kernel(p.grid, p.block, p.args, p.shared, p.cooperative, chain=rt.chain, dependent=early)
+
+
 class GraphProgram:
     """A program that becomes a CUDA graph: its launches are recorded once and start as one. Notebook 19, section 4.
 
     The first run starts every launch by itself, which also lets libraries load what they load when first used. The
-    second records them. On the emulator, which has no graphs, all runs are like the first.
-    dependent: start kernels early, behind one another (sm_90; elsewhere it is left out).
+    second records them. On the emulator, which has no graphs, all runs are like the first; in check mode it reports
+    what would go wrong if kernels started early.
+    dependent: start kernels early, behind one another (sm_90, or that check; elsewhere it is left out).
     """
 
     def __init__(self, rt: Runtime, program: Program, dependent: bool) -> None:
@@ -107,6 +115,9 @@ class GraphProgram:
     def run(self) -> None:
         """Start the whole step on the current stream."""
         self._runs += 1
+        if self.dependent and self.rt.chain is not None:
+            self._check()
+            return
         if self._runs == 1 or not self.rt.is_cuda:
             self.program.run()
             return
@@ -121,17 +132,33 @@ class GraphProgram:
 
     def _record(self, stream: Any) -> Any:
         stream.begin_capture()
-        before: Prepared | Callable[[], None] | None = None
         try:
-            for launch in self.program.launches:
+            for launch, early in self._launches():
                 if isinstance(launch, Prepared):
                     settle_shared_memory(launch)
-                # Behind a library's kernel there is nothing to gain: it does not let the next one start early.
-                if self.dependent and isinstance(launch, Prepared) and isinstance(before, Prepared):
+                if early and isinstance(launch, Prepared):
                     launch_dependent(launch, stream)
                 else:
                     launch()
-                before = launch
         finally:
             graph = stream.end_capture()
         return graph
+
+    def _check(self) -> None:
+        """On the emulator: tell it which launches start early."""
+        for launch, early in self._launches():
+            if isinstance(launch, Prepared):
+                launch_checked(launch, self.rt, early)
+            else:
+                launch()
+
+    def _launches(self) -> Iterator[tuple[Prepared | Callable[[], None], bool]]:
+        """Every launch, and whether it starts early.
+
+        Behind a library's kernel there is nothing to gain: it does not let the next one start early.
+        """
+        before: Prepared | Callable[[], None] | None = None
+        for launch in self.program.launches:
+            both = isinstance(launch, Prepared) and isinstance(before, Prepared)
+            yield launch, self.dependent and both
+            before = launch

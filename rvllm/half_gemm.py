@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,13 @@ def check_operands(x: Array, weight: Array, y: Array) -> None:
             raise BlasError(f"{name} is {array.dtype}, {layout}; allowed: {wanted} in one piece")
 
 
+def emulated_half_gemm(x: Array, weight: Array, y: Array, alpha: float, add: bool) -> None:
+    """What cuBLAS does, on NumPy arrays."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity beyond half's range, then NaN, as on a GPU
+        product = np.float32(alpha) * (x.astype(np.float32) @ weight.astype(np.float32).T)
+        y[...] = product + y if add else product
+
+
 class HalfGemm:
     """y = alpha · x Wᵀ, or y += alpha · x Wᵀ: products of halfs on the tensor cores, sums in float32.
 
@@ -98,9 +106,7 @@ class HalfGemm:
             with self._rt.on_device():
                 self._on_cublas(x, weight, y, alpha, float(add))
             return
-        with np.errstate(over="ignore", invalid="ignore"):  # infinity beyond half's range, then NaN, as on a GPU
-            product = np.float32(alpha) * (x.astype(np.float32) @ weight.astype(np.float32).T)
-            y[...] = product + y if add else product
+        self._rt.submit(partial(emulated_half_gemm, x, weight, y, alpha, add))
 
     def _on_cublas(self, x: Array, weight: Array, y: Array, alpha: float, beta: float) -> None:
         """As in `rvllm.blas.linear`: cuBLAS sees xᵀ (k × n), Wᵀ (k × m), yᵀ (m × n); yᵀ = W xᵀ, so A is Wᵀ with T."""

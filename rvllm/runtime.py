@@ -11,9 +11,11 @@ import os
 import re
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources, util
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +39,18 @@ class NoGpuError(DeviceError):
 
 class DeviceMemoryError(RvllmError):
     """The device has no room for an array."""
+
+
+class HostBufferError(RvllmError):
+    """The host wrote to memory that the device had yet to read."""
+
+
+def _run_unchanged(call: Callable[[], None], buffer: np.ndarray, before: np.ndarray) -> None:
+    changed = np.flatnonzero(buffer != before)
+    if changed.size:
+        found = f"element {changed[0]} of {buffer.size} was {before[changed[0]]} and is {buffer[changed[0]]}"
+        raise HostBufferError(f"a host buffer was written again before the device had read it: {found}")
+    call()
 
 
 LIVE_SOURCES: dict[str, str] = {}  # file name -> text; a %%cuda cell puts its text here, and it goes before the files
@@ -202,10 +216,16 @@ class EmulatorKernel:
     def __init__(self, runtime: Runtime, module: emulator.Module, kernel: str, max_shared: int) -> None:
         self._runtime, self._module, self._kernel, self._max_shared = runtime, module, kernel, max_shared
 
-    def __call__(self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool) -> None:
+    def __call__(
+        self, grid: Size, block: Size, args: Sequence[Any], shared: int, cooperative: bool, **more: Any
+    ) -> None:
+        """Start it. more: other options of `emulator.Module.launch`."""
+        self._runtime.submit(partial(self._run, grid, block, args, shared, cooperative, **more))
+
+    def _run(self, *arguments: Any, **more: Any) -> None:
         rt, module = self._runtime, self._module
-        count = rt.counting and module.mode == "check"
-        module.launch(self._kernel, grid, block, args, shared, cooperative, rt.reverse, rt.timeout, count=count)
+        more |= {"reverse": rt.reverse, "timeout": rt.timeout, "count": rt.counting and module.mode == "check"}
+        module.launch(self._kernel, *arguments, **more)
         rt.counters = module.counters
 
     def allow_shared(self, shared: int) -> None:
@@ -218,11 +238,12 @@ class EmulatorBackend:
 
     array_type: type = np.ndarray
 
-    def __init__(self, runtime: Runtime, mode: str) -> None:
+    def __init__(self, runtime: Runtime, mode: str, deferred: bool) -> None:
         works, reason = emulator.available(mode)
         if not works:
             raise emulator.CompilerMissingError(reason)
         self.xp, self._runtime, self._mode = np, runtime, mode
+        self._queue = LaunchQueue(deferred)
         # As small as it gets: every block costs time.
         self.compute_capability, self.multiprocessors, self.max_shared = 80, 2, 64 * 1024
         self.name = f"emulator, {mode} mode"
@@ -235,12 +256,91 @@ class EmulatorBackend:
             raise CompileError(f"{kernel}.cu", log, [])
         return EmulatorKernel(self._runtime, module, kernel, self.max_shared)
 
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run it, now or when somebody waits."""
+        self._queue.submit(call)
+
+    def event(self) -> EmulatorEvent:
+        """What was submitted so far."""
+        return EmulatorEvent(self._queue, self._queue.submitted)
+
     def synchronize(self) -> None:
-        """Launches have ended when they return."""
+        """Wait until everything that was started has ended."""
+        self.event().synchronize()
 
     def download(self, array: Array) -> np.ndarray:
-        """A copy, as from a GPU."""
+        """A copy, as from a GPU; waits for what computes the array."""
+        self.synchronize()
         return np.array(array)
+
+
+class LaunchQueue:
+    """What the emulator is to do, in order: at once, or deferred, which means not before somebody waits for it.
+
+    A GPU is somewhere between the two: it may be done with a launch when the call returns, or far behind the host.
+    """
+
+    def __init__(self, deferred: bool) -> None:
+        self._deferred, self._running = deferred, False
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.submitted = 0
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """One more; what a call submits while it runs is a part of it."""
+        if not self._deferred or self._running:
+            call()
+            return
+        self._waiting.append(call)
+        self.submitted += 1
+
+    def run_until(self, number: int) -> None:
+        """Run the first `number` of all that were ever submitted, as far as they have not run."""
+        while self._waiting and self.submitted - len(self._waiting) < number:
+            call, self._running = self._waiting.popleft(), True
+            try:
+                call()
+            finally:
+                self._running = False
+
+
+@dataclass(frozen=True)
+class EmulatorEvent:
+    """The point of the queue that lies behind the first `number` submissions."""
+
+    queue: LaunchQueue
+    number: int
+
+    def synchronize(self) -> None:
+        """Wait until all before it has ended."""
+        self.queue.run_until(self.number)
+
+
+class Order:
+    """Starting work on a device, and waiting for it."""
+
+    _backend: Any
+
+    def submit(self, call: Callable[[], None], reads: np.ndarray | None = None) -> None:
+        """Start work on the device by a call that does not wait.
+
+        reads: host memory that the work reads, and that nobody may change until it has ended. HostBufferError, when the
+        work runs, if somebody did; only a deferred emulator finds that out.
+        """
+        if reads is not None and isinstance(self._backend, EmulatorBackend):
+            call = partial(_run_unchanged, call, reads, reads.copy())
+        self._backend.submit(call)
+
+    def event(self) -> Any:
+        """What was started so far on the current stream: `synchronize()` of the event waits for that."""
+        return self._backend.event()
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._backend.synchronize()
+
+    def download(self, array: Array) -> np.ndarray:
+        """A copy in NumPy; waits for what computes the array."""
+        return self._backend.download(array)
 
 
 def include_paths() -> list[str]:
@@ -347,6 +447,17 @@ class CudaBackend:
         finally:
             nvrtc.destroyProgram(program)
 
+    def submit(self, call: Callable[[], None]) -> None:
+        """It starts work on the current stream, and returns."""
+        call()
+
+    def event(self) -> Any:
+        """A point of the current stream."""
+        with self.device:
+            event = self.xp.cuda.Event(disable_timing=True)
+            event.record()
+        return event
+
     def synchronize(self) -> None:
         """Wait until everything that was started has ended."""
         with self.device:
@@ -362,19 +473,24 @@ def _triple(size: Size) -> tuple[int, int, int]:
     return x, y, z
 
 
-class Runtime:
+class Runtime(Order):
     """Arrays and kernel launches on one device. Notebook 05, section 4.
 
     device: "cuda", "cuda:1", "emulator", or "auto" (a GPU where one works, else the emulator).
     mode: of the emulator: "check" watches every memory access, "fast" does not.
+    deferred: of the emulator: nothing that is started runs before somebody waits for it. The host is then as far ahead
+    of the device as it can get: who changes what the device has yet to read is found out.
     arch: compile for another compute capability than the card's own, such as "75": to try a T4's code elsewhere.
     Attributes, emulator only: `reverse` runs threads backwards, `timeout` in seconds of CPU time, `counting` fills
-    `counters` at each launch.   `is_cuda`, `name`, `compute_capability` (90 for 9.0), `multiprocessors`, `max_shared`
-    (bytes a block may ask for): of the card, or of what kernels are compiled for.
+    `counters` at each launch, `chain` (check mode only) checks launches that start early.
+    `is_cuda`, `name`, `compute_capability` (90 for 9.0), `multiprocessors`, `max_shared` (bytes
+    a block may ask for): of the card, or of what kernels are compiled for.
     Raises DeviceError, of which NoGpuError is one, and CompilerMissingError.
     """
 
-    def __init__(self, device: str = "auto", mode: str = "check", arch: str | None = None) -> None:
+    def __init__(
+        self, device: str = "auto", mode: str = "check", arch: str | None = None, deferred: bool = False
+    ) -> None:
         if device == "auto":
             device = "cuda" if cuda_available().ok else "emulator"
         match = re.fullmatch(r"emulator|cuda(?::([0-9]+))?", device) if isinstance(device, str) else None
@@ -384,7 +500,10 @@ class Runtime:
         self.is_cuda = device.startswith("cuda")
         self.reverse, self.timeout, self.counting = False, 60.0, False
         self.counters: emulator.Counters | None = None
-        self._backend: Any = CudaBackend(int(match[1] or 0), arch) if self.is_cuda else EmulatorBackend(self, mode)
+        self.chain = None if self.is_cuda or mode == "fast" else emulator.Chain()
+        self._backend: Any = (
+            CudaBackend(int(match[1] or 0), arch) if self.is_cuda else EmulatorBackend(self, mode, deferred)
+        )
         self.name: str = self._backend.name
         self.compute_capability: int = self._backend.compute_capability
         self.multiprocessors: int = self._backend.multiprocessors
@@ -413,14 +532,6 @@ class Runtime:
         else:
             copy[...] = array
         return copy
-
-    def download(self, array: Array) -> np.ndarray:
-        """A copy in NumPy."""
-        return self._backend.download(array)
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        self._backend.synchronize()
 
     def kernel(self, name: str, defines: Defines | None = None) -> tuple[list[Parameter], Compiled]:
         """Parameters and compiled form of the kernel `name` in `name.cu`; compiled once, until a cell changes.

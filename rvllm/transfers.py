@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -53,7 +54,7 @@ class Mailbox:
     """
 
     def __init__(self, rt: Runtime, size: int, targets: list[Array]) -> None:
-        self._turn = 0
+        self._rt, self._turn = rt, 0
         self._letters = [pinned(rt, size) for _ in range(TURNS)]
         launches = [[on_device(rt, letter), *targets] for letter in self._letters]
         self._receive = [rt.prepare("receive", 16, 256, arguments) for arguments in launches]
@@ -61,8 +62,9 @@ class Mailbox:
     def send(self, values: Ints) -> None:
         """The device has them when the current stream gets there; the host does not wait."""
         self._turn = (self._turn + 1) % TURNS
-        self._letters[self._turn][: values.size] = values
-        self._receive[self._turn]()
+        letter = self._letters[self._turn][: values.size]
+        letter[...] = values
+        self._rt.submit(self._receive[self._turn], reads=letter)
 
 
 class Uplink:
@@ -74,14 +76,17 @@ class Uplink:
 
     def send(self, values: Ints) -> None:
         """The first len(values) elements of the target become `values`, when the current stream gets there."""
-        if not self._rt.is_cuda:
-            self._target[: values.size] = values
-            return
         self._turn = (self._turn + 1) % TURNS
-        buffer = self._buffers[self._turn]
-        buffer[: values.size] = values
-        stream = import_module("cupy").cuda.get_current_stream()
-        self._target.data.copy_from_host_async(buffer.ctypes.data, values.nbytes, stream)
+        buffer = self._buffers[self._turn][: values.size]
+        buffer[...] = values
+        self._rt.submit(partial(self._copy, buffer), reads=buffer)
+
+    def _copy(self, buffer: Ints) -> None:
+        if self._rt.is_cuda:
+            stream = import_module("cupy").cuda.get_current_stream()
+            self._target.data.copy_from_host_async(buffer.ctypes.data, buffer.nbytes, stream)
+        else:
+            self._target[: buffer.size] = buffer
 
 
 class Ticket:
@@ -92,8 +97,7 @@ class Ticket:
 
     def token_ids(self) -> Ints:
         """Wait for them, int32 [B]. -1 stands for a row of logits without a finite maximum."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._event.synchronize()
         values = self._values.copy()
         self._arrived(values)
         return values
@@ -112,8 +116,4 @@ class Delivery:
 
     def ticket(self, turn: int, count: int, arrived: Callable[[Ints], None]) -> Ticket:
         """For the first `count` tokens of the step whose turn it was, once the current stream gets there."""
-        event = None
-        if self._rt.is_cuda:
-            event = import_module("cupy").cuda.Event(disable_timing=True)
-            event.record()
-        return Ticket(self._host[turn % TURNS, :count], event, arrived)
+        return Ticket(self._host[turn % TURNS, :count], self._rt.event(), arrived)

@@ -34,6 +34,11 @@ only what stops the run by itself: divergence, endless loops, null pointers, div
 request, and its 32-byte sectors or bank conflicts are counted. It takes up to twice the time, so it is off by
 default.
 
+**Chains.** Kernels that start before the one before them has ended (programmatic dependent launch) run one after
+the other here. But launches that share a `Chain` remember who read and wrote what, so a kernel is reported that,
+before it has waited, reads what a kernel before it writes, or writes what that one still reads; and one that never
+waits. `cuda/chain.cpp` says which kernels may still run.
+
 Limits. Approximate functions (`__expf`, `rsqrtf`) are exact here and products are not fused into sums, so
 results differ from a GPU's in the last digits. A check is as good as the run: code that is not reached is not
 checked. An access beyond one array that lands inside another argument goes unseen; races are remembered for
@@ -45,6 +50,7 @@ __global__ void name(...)`, and not bear the name of a C library function (`inde
 KiB. Linux only; check mode needs g++ 11 or newer; CPUs other than x86-64 take a portable switch.
 """
 
+from rvllm.emulator.chain import Chain
 from rvllm.emulator.compiler import available
 from rvllm.emulator.counters import Counters
 from rvllm.emulator.errors import (
@@ -57,6 +63,7 @@ from rvllm.emulator.errors import (
 from rvllm.emulator.module import Module
 
 __all__ = [
+    "Chain",
     "CompileError",
     "CompilerMissingError",
     "Counters",

@@ -55,7 +55,7 @@ class EmulatorError(RvllmError):
         kind: one of "out of bounds", "misaligned access", "unset shared memory", "shared memory race",
             "global memory race", "read-only array", "null pointer", "invalid address", "barrier divergence",
             "warp divergence", "deadlock", "timeout", "division by zero", "stack overflow", "assertion",
-            "trap", "out of memory".
+            "trap", "out of memory"; in a chain of launches "early read", "early write", "no wait".
         kernel: the kernel's name.
         file, line: where in the kernel source; None if unknown.
         other_line: for a race, the line of the other access.

@@ -6,7 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rvllm.emulator.arguments import ArrayArgument, Parameter, convert_array, convert_scalar
+from rvllm.emulator.chain import GRAIN, MARK, Chain
 from rvllm.emulator.errors import KernelArgumentError, LaunchConfigError
 
 Dimensions = int | Sequence[int]
@@ -37,6 +40,12 @@ class LaunchRequest(ctypes.Structure):
         ("array_sizes", ctypes.POINTER(ctypes.c_size_t)),
         ("array_arguments", ctypes.POINTER(ctypes.c_int)),
         ("array_writable", ctypes.POINTER(ctypes.c_int)),
+        ("array_marks", ctypes.POINTER(ctypes.c_void_p)),
+        ("number", ctypes.c_uint),
+        ("settled", ctypes.c_uint),
+        ("dependent", ctypes.c_int),
+        ("early", ctypes.c_int),
+        ("waits", ctypes.c_int),
     ]
 
 
@@ -109,3 +118,12 @@ def _describe_arrays(request: LaunchRequest, arrays: list[ArrayArgument]) -> Non
     request.array_sizes = (ctypes.c_size_t * count)(*(array.nbytes for array in arrays))
     request.array_arguments = (ctypes.c_int * count)(*(array.index for array in arrays))
     request.array_writable = (ctypes.c_int * count)(*(array.writable for array in arrays))
+
+
+def join_chain(request: LaunchRequest, kernel: str, args: Sequence[Any], chain: Chain, dependent: bool) -> None:
+    """Makes a request the next launch of a chain, which must live as long as the request."""
+    chain.begin(kernel, dependent)
+    request.number, request.settled, request.dependent = chain.number, chain.settled, dependent
+    found = [chain.marks_of(value) for value in args if isinstance(value, np.ndarray)]
+    places = (marks.ctypes.data + offset // GRAIN * MARK.itemsize for marks, offset in found)
+    request.array_marks = (ctypes.c_void_p * len(found))(*places)

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from rvllm.emulator.arguments import Parameter, parse_types
 from rvllm.emulator.build import choose_target, load_module
+from rvllm.emulator.chain import Chain
 from rvllm.emulator.counters import Counters, read_counters
 from rvllm.emulator.errors import LaunchConfigError
-from rvllm.emulator.launch import Dimensions, PreparedArguments, make_request
-from rvllm.emulator.report import Report, make_error
+from rvllm.emulator.launch import Dimensions, PreparedArguments, join_chain, make_request
+from rvllm.emulator.report import Report, check_waits, make_error
 from rvllm.emulator.source import kernel_names, parameter_names
 
 MAX_STACKS = 16_000  # of all modules: each takes two of the 65,530 mappings that Linux allows a process
@@ -88,6 +89,8 @@ class Module:
         timeout: float = 60.0,
         races: bool = True,
         count: bool = False,
+        chain: Chain | None = None,
+        dependent: bool = False,
     ) -> None:
         """Runs a kernel to its end. Arrays are used in place.
 
@@ -100,26 +103,33 @@ class Module:
             timeout: the limit in seconds of CPU time.
             races: report races. False for kernels that order their accesses by atomics of their own.
             count: gather `counters`; check mode only.
+            chain: the launches before this one; check mode only. What they touched is checked and remembered.
+            dependent: in the chain, this launch may start before the one before it has ended.
 
         Raises:
             KernelArgumentError: `args` does not fit the signature.
             LaunchConfigError: no such kernel, or sizes that no GPU accepts.
             EmulatorError: the kernel did something wrong.
         """
-        if count and self.mode != "check":
-            raise LaunchConfigError('count=True needs a module in mode="check"')
+        if (count or chain is not None) and self.mode != "check":
+            raise LaunchConfigError('count=True and chain need a module in mode="check"')
         arguments = PreparedArguments(kernel, self._find(kernel), args)
         request = make_request(arguments, grid, block, shared)
         request.kernel = ctypes.cast(self._library[f"emu_call_{kernel}"], ctypes.c_void_p)
         request.cpu_seconds = timeout
         request.cooperative, request.reverse = cooperative, reverse
         request.races, request.counting = races, count
+        if chain is not None:
+            join_chain(request, kernel, args, chain, dependent)
         failed = self._library.emu_launch(ctypes.byref(request))
         self._count_stacks()
         self.counters = read_counters(self._library.emu_counters()) if count else None
         if failed:
             report = Report.from_address(self._library.emu_report())
-            raise make_error(report, self.path, kernel, self._names[kernel])
+            raise make_error(report, self.path, kernel, self._names[kernel], chain)
+        if chain is not None:
+            chain.end(bool(request.early))
+            check_waits(chain, dependent, bool(request.waits), kernel, self.name)
 
     def _count_stacks(self) -> None:
         """Where too many stacks are kept, those of the modules that were not used for longest are given back."""

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from rvllm.emulator.build import SHIM_FILES
+from rvllm.emulator.chain import Chain
 from rvllm.emulator.errors import EmulatorError
 
 
@@ -29,10 +30,12 @@ class Report(ctypes.Structure):
     ]
 
 
-def make_error(report: Report, library: Path, kernel: str, names: list[str]) -> EmulatorError:
+def make_error(
+    report: Report, library: Path, kernel: str, names: list[str], chain: Chain | None = None
+) -> EmulatorError:
     """The error for a report; looks code addresses up in the debug information of `library`.
 
-    `names` are those of the kernel's parameters.
+    `names` are those of the kernel's parameters; `chain` has those of the launches before.
     """
     file, line = (report.file.decode(), report.line) if report.line else look_up(library, _pcs(report))
     _, other_line = look_up(library, [report.other_pc_offset])
@@ -40,7 +43,7 @@ def make_error(report: Report, library: Path, kernel: str, names: list[str]) -> 
     x, y = tuple(report.block), tuple(report.thread)
     return EmulatorError(
         report.kind.decode(),
-        _with_names(text, names),
+        _with_launches(_with_names(text, names), chain),
         kernel=kernel,
         file=Path(file).name if file else None,
         line=line,
@@ -58,6 +61,22 @@ def _with_names(text: str, names: list[str]) -> str:
         return f"{match[0]} `{names[index]}`" if index < len(names) else match[0]
 
     return re.sub(r"argument (\d+)", named, text)
+
+
+def _with_launches(text: str, chain: Chain | None) -> str:
+    """The text with kernels' names for the numbers of launches."""
+    if chain is None:
+        return text
+    numbered = re.sub(r"{launch (\d+)}", lambda match: f"{chain.names[int(match[1])]}", text)
+    return numbered.replace("{previous}", chain.names[-2])
+
+
+def check_waits(chain: Chain, dependent: bool, waits: bool, kernel: str, file: str) -> None:
+    """EmulatorError for a dependent launch that may end before the one before it: in no block has a thread waited."""
+    if dependent and not waits:
+        before = chain.names[-2]
+        detail = f"no thread calls wait_for_previous_kernel(): it may end before {before}, and so may all behind it"
+        raise EmulatorError("no wait", detail, kernel=kernel, file=file)
 
 
 def _pcs(report: Report) -> list[int]:

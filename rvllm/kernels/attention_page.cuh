@@ -27,11 +27,11 @@ __device__ inline void load_page(Page& page, const half* stored) {
     for (int t = 0; t < 2; t++) {
         const half* key = stored + (4 * (g / 2) + 2 * t + g % 2) * HEAD_DIM + 8 * q;
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++) page.keys[t][j] = load_once((const uint4*)(key + 32 * j));
+        for (int j = 0; j < HEAD_DIM / 32; j++) page.keys[t][j] = load_unsettled((const uint4*)(key + 32 * j));
     }
     const half* value = stored + (KV_HEADS * HEAD_DIM + g) * PAGE + 4 * q;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; i++) page.values[i] = load_once((const uint2*)(value + 8 * i * PAGE));
+    for (int i = 0; i < HEAD_DIM / 8; i++) page.values[i] = load_unsettled((const uint2*)(value + 8 * i * PAGE));
 }
 
 // Only the first `tokens` of the page stay. The other cells hold what a sequence left there, NaN perhaps, and a weight

@@ -9,13 +9,17 @@
 #pragma once
 
 __device__ inline void wait_for_previous_kernel() {
-#if !defined(CUDA_EMULATOR) && __CUDA_ARCH__ >= 900
+#ifdef CUDA_EMULATOR
+    emu::wait_for_previous_kernel();  // in check mode: from here on this thread may touch all that kernels before left
+#elif __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 __device__ inline void let_next_kernel_start() {
-#if !defined(CUDA_EMULATOR) && __CUDA_ARCH__ >= 900
+#ifdef CUDA_EMULATOR
+    emu::let_next_kernel_start();
+#elif __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

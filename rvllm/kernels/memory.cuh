@@ -4,13 +4,16 @@
 //
 // load_once: weights and cache pages, read once: past the first cache. The asm is volatile and clobbers memory, or
 //   ptxas sinks a load behind waits and barriers to its first use, and the latencies add up instead of overlapping.
+// load_unsettled: the same, where the kernel before may just be writing some of the bytes and the caller does not use
+//   those. The emulator has it ready: in check mode such bytes come as NaN.
 // load_fresh: what another kernel wrote a moment ago: from the second cache, where all blocks see the same.
 #pragma once
 
 #ifdef CUDA_EMULATOR
 
-template <class T> __device__ inline T load_once(const T* p) { return *p; }
-template <class T> __device__ inline T load_fresh(const T* p) { return *p; }
+// The emulator's own loads, by other names: its reports then show the line that loads, and not one of this file.
+#define load_once __ldg
+#define load_fresh __ldcg
 
 #else
 
@@ -41,5 +44,6 @@ __device__ inline uint4 load_fresh(const uint4* p) {
 }
 
 template <class T> __device__ inline T load_fresh(const T* p) { return __ldcg(p); }
+template <class T> __device__ inline T load_unsettled(const T* p) { return load_once(p); }
 
 #endif

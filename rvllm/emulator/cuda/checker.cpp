@@ -3,7 +3,8 @@
 // The kernel is compiled with -fsanitize=thread,bounds, which makes g++ call __tsan_read4(p) before a 4-byte
 // load, and so on. No sanitizer library is linked: the functions are defined here. They ask, in this order:
 // is the address aligned, is it one that the kernel may use, was it ever set (shared memory), and has another
-// thread touched it with nothing in between that orders the two (races.cpp).
+// thread touched it with nothing in between that orders the two (races.cpp), or a kernel before that may still run
+// (chain.cpp).
 #include <cstdlib>
 #include <cstring>
 #include "checker.h"
@@ -72,6 +73,7 @@ static void check_global(const MemoryAccess& now) {
   }
   if (launch.counting) count_access(now.p - a->begin, now.size, false, now.write, now.pc);
   check_global_races(*a, now.p - a->begin, now);
+  check_chain(*a, now.p - a->begin, now);
 }
 
 // ---- entry points -------------------------------------------------------------------------------
@@ -89,9 +91,10 @@ static void check(const MemoryAccess& now) {
 static bool is_private(const void* p) { return at_work || on_stack_of(running->fiber, p); }
 
 // `aligned`: the type promises that the address is a multiple of the size.
-static inline void check_plain(void* p, size_t size, bool write, bool aligned, const void* pc) {
+static inline void check_plain(const void* p, size_t size, bool write, bool aligned, const void* pc,
+                               char* unsettled = nullptr) {
   if (is_private(p)) return;
-  const MemoryAccess now = {(const char*)p, size, write, false, pc};
+  const MemoryAccess now = {(const char*)p, size, write, false, pc, unsettled};
   if (aligned && (uintptr_t)p % size) {
     begin_work();
     fail_access("misaligned access", now, ": the address is not a multiple of the size");
@@ -104,6 +107,10 @@ void check_atomic(void* p, size_t size, const void* pc) {
   if (launch.counting) counters.atomics++;
   const MemoryAccess now = {(const char*)p, size, true, true, pc};
   check(now);
+}
+
+void check_unsettled(void* value, const void* p, size_t size, const void* pc) {
+  check_plain(p, size, false, true, pc, (char*)value);
 }
 
 // ---- per launch and per block ---------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// checker.h - what the parts of the checker share: checker.cpp (bounds, alignment, unset memory) and
-// races.cpp.
+// checker.h - what the parts of the checker share: checker.cpp (bounds, alignment, unset memory),
+// races.cpp and chain.cpp.
 #pragma once
 #include "runtime.h"
 
@@ -10,6 +10,7 @@ struct MemoryAccess {  // by the running thread, now
   size_t size;
   bool write, atomic;
   const void* pc;
+  char* unsettled = nullptr;  // load_unsettled: the value read, whose bytes that nobody may count on become 0xff
 
   const char* verb() const { return atomic ? "atomic update" : write ? "write" : "read"; }
 };
@@ -20,5 +21,7 @@ void races_end_launch();
 // memory.
 void check_global_races(const Array& array, size_t offset, const MemoryAccess& now);
 void check_shared_races(bool dynamic, size_t offset, const MemoryAccess& now);
+// Reports an access that comes too early for a kernel of a chain, and remembers it.
+void check_chain(const Array& array, size_t offset, const MemoryAccess& now);
 
 }  // namespace emu

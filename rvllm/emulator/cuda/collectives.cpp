@@ -42,6 +42,7 @@ int block_barrier(int predicate, Vote vote, Place place) {
   b->result = b->vote;  // stays until all have read it: the next barrier needs them all
   for (unsigned i = 0; i < launch.threads; i++) {
     Thread* t = &b->threads[launch.order[i]];
+    t->waited |= b->waited;  // who has met one that has waited comes after what that one waited for
     if (t != running) wake(t);
   }
   return b->result;
@@ -157,7 +158,13 @@ void serve_ballot(unsigned mask, void* const* operands) {
   for (unsigned rest = mask; rest; rest &= rest - 1) *(unsigned*)operands[__builtin_ctz(rest)] = votes;
 }
 
-void serve_sync(unsigned, void* const*) { running->warp->syncs++; }
+void serve_sync(unsigned mask, void* const*) {
+  running->warp->syncs++;
+  Thread* lanes = running - running->lane;
+  bool waited = false;
+  for (unsigned rest = mask; rest; rest &= rest - 1) waited |= lanes[__builtin_ctz(rest)].waited;
+  for (unsigned rest = mask; rest; rest &= rest - 1) lanes[__builtin_ctz(rest)].waited = waited;
+}
 }  // namespace
 
 uint64_t shuffle(unsigned mask, uint64_t value, unsigned source_lane, Place place) {

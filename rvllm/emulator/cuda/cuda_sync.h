@@ -116,6 +116,16 @@ EMU_INLINE T atomicCAS(T* p, std::common_type_t<T> expected, std::common_type_t<
   return emu::atomic_update(p, (T)desired, update);
 }
 
+// A load of bytes some of which the kernel before may just be writing, and which the caller then does not use. Before
+// the thread has waited such bytes come as 0xff, NaN: in check mode the result shows who uses them after all.
+template <class T>
+EMU_UNCHECKED __attribute__((noinline)) T load_unsettled(const T* p) {
+  const void* pc = __builtin_return_address(0);
+  T value = *p;
+  emu::note_unsettled(&value, p, sizeof value, pc);
+  return value;
+}
+
 // Loads and stores with cache hints. Inlined, so that the checked access has an address in the kernel.
 template <class T> EMU_INLINE T __ldg(const T* p) { return *p; }
 template <class T> EMU_INLINE T __ldca(const T* p) { return *p; }

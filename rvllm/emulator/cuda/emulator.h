@@ -33,6 +33,7 @@ struct Thread {
   Warp* warp;
   Fiber* fiber;     // the stack it runs on, once it has started
   Thread* next;     // in the queue it stands in
+  bool waited;      // for the kernel before, or it has met a thread of its block that has
 
   // What the thread has brought to the warp collective that it waits in.
   Serve serve;
@@ -55,6 +56,7 @@ struct Block {
   unsigned arrived;    // threads that wait at the barrier
   unsigned exited;     // threads that have returned
   unsigned barriers;   // barriers completed so far: orders memory within the block
+  bool waited;         // some thread has waited for the kernel before
   Place barrier;       // where the waiting threads wait
   int vote, result;    // __syncthreads_count/and/or: gathering, and as returned
   Thread* threads;
@@ -86,11 +88,16 @@ enum class Reduce { ADD, MIN, MAX, AND, OR, XOR };
 int64_t reduce(unsigned mask, int64_t value, Reduce how, Place place);
 void warp_sync(unsigned mask, Place place);
 
+// Kernels that start behind one another early (chain.cpp): all before this one have ended; the next one may start.
+void wait_for_previous_kernel();
+void let_next_kernel_start();
+
 // Cooperative launches: a thread that may be spinning gives way to other blocks. `pc`: a return address in
 // the kernel, by default that of this call.
 void let_others_run(const void* pc = nullptr);
 void* dynamic_shared();                 // what `extern __shared__` names
 void note_atomic(void* p, size_t size, const void* pc);  // tells the checker about an atomic update
+void note_unsettled(void* value, const void* p, size_t size, const void* pc);
 [[noreturn]] void kernel_stopped(const char* kind, const char* text, Place place);  // assert, __trap
 
 // Calls in check mode, so that reading an index is not itself a checked memory access.

@@ -17,6 +17,12 @@ alignas(64) static thread_local char segment_mark[64] = {1};
 
 void* dynamic_shared() { return dynamic_buffer; }
 void note_atomic(void* p, size_t size, const void* pc) { check_atomic(p, size, pc); }
+void note_unsettled(void* value, const void* p, size_t size, const void* pc) { check_unsettled(value, p, size, pc); }
+
+void wait_for_previous_kernel() { running->waited = running->block->waited = launch.waits = true; }
+void let_next_kernel_start() {
+  if (!running->waited) launch.early = true;
+}
 
 // dl_iterate_phdr: finds this module, its thread-local segment and its mapped image. Returning 1 ends the
 // search.
@@ -94,6 +100,10 @@ struct LaunchRequest {
   size_t* array_sizes;
   int* array_arguments;
   int* array_writable;
+  Mark** array_marks;
+  unsigned number, settled;
+  int dependent;
+  int early, waits;  // answers
 };
 
 static void begin(const LaunchRequest& r) {
@@ -112,11 +122,15 @@ static void begin(const LaunchRequest& r) {
   launch.reverse = r.reverse;
   launch.races = r.races;
   launch.counting = r.counting;
+  launch.number = r.number;
+  launch.settled = r.settled;
+  launch.dependent = r.dependent;
   launch.array_count = r.array_count;
   launch.arrays = zeroed<Array>(r.array_count);
   for (int i = 0; i < r.array_count; i++) {
     char* start = r.array_begins[i];
-    launch.arrays[i] = {start, start + r.array_sizes[i], r.array_arguments[i], r.array_writable[i] != 0, {}};
+    launch.arrays[i] = {start, start + r.array_sizes[i], r.array_arguments[i], r.array_writable[i] != 0, {}, {}};
+    if (r.number) launch.arrays[i].marks = r.array_marks[i];
   }
   launch.first_barrier = launch.last_barrier = previous_last_barrier + 1;
   counters = {};
@@ -125,7 +139,7 @@ static void begin(const LaunchRequest& r) {
 }
 
 // Returns 0, or -1 if the run ended with a report (emu_report).
-EMU_API int emu_launch(const LaunchRequest* request) {
+EMU_API int emu_launch(LaunchRequest* request) {
   begin(*request);
   checker_begin_launch();
   catch_signals(request->cpu_seconds);
@@ -134,6 +148,8 @@ EMU_API int emu_launch(const LaunchRequest* request) {
   checker_end_launch();
   free_blocks();
   free(launch.arrays);
+  request->early = launch.early;
+  request->waits = launch.waits;
   return failed ? -1 : 0;
 }
 

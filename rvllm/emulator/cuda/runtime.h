@@ -17,6 +17,7 @@ struct Array {  // an array argument
   int argument;
   bool writable;
   struct Word* history;  // check mode: who touched it; null if it is not watched for races
+  struct Mark* marks;    // check mode: which launches of a chain touched it; null outside chains
 };
 
 struct Launch {
@@ -28,6 +29,10 @@ struct Launch {
   unsigned resident_blocks;  // the length of block_table
   size_t dynamic_bytes;
   bool cooperative, reverse, races, counting;
+  // In a chain (chain.cpp): the number of this launch, and of the last that has ended for sure when this one starts.
+  unsigned number, settled;
+  bool dependent;     // it may start before the launch before it has ended
+  bool early, waits;  // some thread has let the next kernel start before it waited; some thread has waited
   Array* arrays;
   int array_count;
   // Blocks count their barriers from first_barrier on, which is beyond all counts of earlier launches: so the
@@ -109,6 +114,7 @@ void checker_begin_launch();
 void checker_end_launch();
 void checker_begin_block(Block* b);
 void check_atomic(void* p, size_t size, const void* pc);
+void check_unsettled(void* value, const void* p, size_t size, const void* pc);
 void count_access(size_t offset, size_t size, bool shared, bool write, const void* pc);
 void meet(Thread* t);         // the thread has come to a point where all lanes of its warp meet
 void counters_begin_launch();
@@ -118,6 +124,7 @@ inline void checker_begin_launch() {}
 inline void checker_end_launch() {}
 inline void checker_begin_block(Block*) {}
 inline void check_atomic(void*, size_t, const void*) {}
+inline void check_unsettled(void*, const void*, size_t, const void*) {}
 inline void meet(Thread*) {}
 #endif
 

@@ -8,5 +8,6 @@
 #if EMU_CHECK
 #include "checker.cpp"
 #include "races.cpp"
+#include "chain.cpp"
 #include "counters.cpp"
 #endif

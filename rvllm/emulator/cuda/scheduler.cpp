@@ -66,6 +66,8 @@ static void start_block(Block* b) {
   b->index = {id % grid_dim.x, id / grid_dim.x % grid_dim.y, id / grid_dim.x / grid_dim.y};
   b->arrived = b->exited = 0;
   b->barriers = launch.first_barrier;
+  b->waited = false;
+  for (unsigned i = 0; i < launch.threads; i++) b->threads[i].waited = false;
   for (unsigned w = 0; w < (launch.threads + 31) / 32; w++)
     b->warps[w].waiting = b->warps[w].exited = b->warps[w].syncs = 0;
   started_blocks++;
