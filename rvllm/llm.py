@@ -5,6 +5,7 @@ It finds the model, tokenizes, puts requests into the `Engine` and drives its st
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import warnings
@@ -216,9 +217,12 @@ class LLM:
 
     def _close(self) -> None:
         engine, self._engine, self._trace = self._engine, None, None
-        if engine is not None:
-            for request_id in list(engine.requests):
-                engine.abort_request(request_id)
+        if engine is None:
+            return
+        for request_id in list(engine.requests):
+            engine.abort_request(request_id)
+        del engine
+        gc.collect()  # a model's launches refer to it and it to them: their memory would stay until the next collection
 
     def generate(
         self,
