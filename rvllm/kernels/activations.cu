@@ -12,6 +12,8 @@
 #include "memory.cuh"
 #include "mma.cuh"
 
+static_assert(HI_LO == 0 || HI_LO == 1, "HI_LO must be 0 or 1: rows of a token beyond the first");
+
 extern "C" __global__ void activations(const float* x, half* out, const int* counts, int columns, float factor) {
     let_next_kernel_start();
     int fours = columns / 4, i = blockIdx.x * blockDim.x + threadIdx.x, token = i / fours;

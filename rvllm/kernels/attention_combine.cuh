@@ -7,6 +7,8 @@
 #include "attention_softmax.cuh"
 #include "attention_store.cuh"
 
+static_assert(WARPS >= 1 && WARPS <= 32, "WARPS must be 1 to 32: a block has at most 1,024 threads");
+
 struct alignas(8) Parts {
     float vector[WARPS][GROUP][HEAD_DIM + 8];  // with 8 more, heads that are written together fall into other banks
     float largest[WARPS + 1][GROUP], sum[WARPS + 1][GROUP];
@@ -42,9 +44,10 @@ __device__ inline Weighted combine(const Parts& parts, int head, int dimension, 
     return all;
 }
 
+static_assert(32 * WARPS % HEAD_DIM == 0, "32 * WARPS must be a multiple of HEAD_DIM: a thread keeps its dimension");
 // All elements of the group, to `out`, or where the context is split to `part`. own_value: at threadIdx.x % HEAD_DIM.
 __device__ inline void finish(const Parts& parts, float own_value, half* out, int token, int kv_head, float* part) {
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 32 * WARPS) {  // a multiple of HEAD_DIM
+    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += 32 * WARPS) {
         Weighted all = combine(parts, i / HEAD_DIM, i % HEAD_DIM, own_value);
         if (gridDim.z == 1) store_output(out, token, kv_head * GROUP * HEAD_DIM + i, __fdividef(all.value, all.sum));
         else store_part(part, i, all.largest, all.sum, all.value);

@@ -6,6 +6,8 @@
 #pragma once
 #include "memory.cuh"
 
+static_assert(HEAD_DIM > 0 && HEAD_DIM % 32 == 0, "HEAD_DIM must be a multiple of 32: four lanes take eight each");
+
 __device__ inline void load_eight(const float* from, float* to) {
     float4 first = load_fresh((const float4*)from), second = load_fresh((const float4*)from + 1);
     to[0] = first.x, to[1] = first.y, to[2] = first.z, to[3] = first.w;

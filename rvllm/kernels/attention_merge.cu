@@ -13,6 +13,11 @@
 #include "dependent.cuh"
 #include "memory.cuh"
 
+static_assert(SPLITS >= 1, "SPLITS must be at least 1");
+static_assert(GROUP >= 1 && KV_HEADS >= 1, "GROUP and KV_HEADS must be at least 1");
+static_assert(HEAD_DIM > 0 && HEAD_DIM % 2 == 0, "HEAD_DIM must be even: the sums of a part are loaded in pairs");
+static_assert(GROUP * HEAD_DIM <= 1024, "GROUP * HEAD_DIM must be at most 1,024: a thread for each element");
+
 extern "C" __global__ void attention_merge(const float* parts, const int* rows, const int* num_rows, half* out) {
     let_next_kernel_start();
     wait_for_previous_kernel();

@@ -8,6 +8,8 @@
 #include "attention_eight.cuh"
 #include "mma.cuh"
 
+static_assert(GROUP >= 1 && GROUP <= 8, "GROUP must be 1 to 8: the rows of an mma");
+
 struct Query {
     unsigned a[HEAD_DIM / 16][4];  // what each mma takes as A; the dimensions in the order of attention_page.cuh
 };

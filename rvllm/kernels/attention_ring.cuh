@@ -8,6 +8,8 @@
 #pragma once
 #include "attention_softmax.cuh"
 
+static_assert(PREFETCH >= 1, "PREFETCH must be at least 1");
+
 struct PageRing {
     Page slots[PREFETCH];
     int blocks[PREFETCH];  // where the first pages lie

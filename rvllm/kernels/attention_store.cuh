@@ -8,6 +8,8 @@
 #pragma once
 #include <cuda_fp16.h>
 
+static_assert(HI_LO == 0 || HI_LO == 1, "HI_LO must be 0 or 1: rows of a token beyond the first");
+
 #define HEADS_WIDTH (KV_HEADS * GROUP * HEAD_DIM)
 #define PART_FLOATS (GROUP * (HEAD_DIM + 2))
 

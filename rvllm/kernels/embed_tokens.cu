@@ -12,6 +12,8 @@
 #include "tile.cuh"
 #include "warp.cuh"
 
+static_assert(WIDTH > 0 && WIDTH % 32 == 0, "WIDTH must be a multiple of 32: whole k-blocks");
+static_assert(VOCAB >= 1, "VOCAB must be at least 1: row 0 stands in");
 const int PER_THREAD = (WIDTH + 255) / 256;
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -11,6 +11,8 @@
 #include "norm.cuh"
 #include "product.cuh"
 
+static_assert(WIDTH > 0 && WIDTH % 32 == 0, "WIDTH must be a multiple of 32: whole k-blocks");
+static_assert(FFN_WIDTH > 0 && FFN_WIDTH % 8 == 0, "FFN_WIDTH must be a multiple of 8: gates of a row tile");
 typedef Product<TILE, COLUMN_TILES, HI_LO, ROW_TILES, WARPS, BLOCKS_PER_WARP, WIDTH / 32> Projection;
 typedef Norm<Projection::TOKENS, WARPS, WIDTH / 16> InputNorm;
 const int TOKENS = Projection::TOKENS, THREADS = Projection::THREADS, COLUMNS = Projection::ROWS_PER_TOKEN;

@@ -8,6 +8,8 @@
 #include <cuda_fp16.h>
 
 const int PAGE = 16;  // tokens of a cache block
+static_assert(KV_HEADS >= 1, "KV_HEADS must be at least 1");
+static_assert(HEAD_DIM > 0 && HEAD_DIM % 2 == 0, "HEAD_DIM must be a multiple of 2: a thread has a pair");
 
 struct Place {
     int token, position, block;

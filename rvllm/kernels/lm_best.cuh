@@ -8,6 +8,7 @@
 #include "mma.cuh"
 
 const int SEEN = HI_LO ? COLUMN_TILES : 2 * COLUMN_TILES, TOKENS = 4 * SEEN;
+static_assert(TOKENS <= 32 * WARPS && WARPS <= 32, "WARPS must be TOKENS / 32 to 32: a thread finishes a token");
 
 __device__ inline int seen_token(int i) {
     const int q = threadIdx.x % 4;

@@ -14,6 +14,9 @@
 #include "lm_rows.cuh"
 #include "norm.cuh"
 
+static_assert(ROW_TILES >= 1, "ROW_TILES must be at least 1");
+static_assert(VOCAB >= 1 && VOCAB < 1 << 23, "VOCAB must be 1 to 2^23 - 1: choose.cu packs an id into 23 bits");
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 lm_head(const unsigned char* weights, const half* hidden, const float* squares, int capacity, float eps,
         const float* rms_before, const int* counts, const int* rows, float* logits, float* best_value, int* best_index,

@@ -2,13 +2,13 @@
 
 // The parts of lm_head, by a warp of a block: chunks of weights, activations in shared memory, finished rows.
 #pragma once
-#include "columns.cuh"
 #include "lm_best.cuh"
 #include "norm.cuh"
 #include "tile.cuh"
 #include "tile_product.cuh"
-const int THREADS = 32 * WARPS, K_BLOCKS = WIDTH / 32, CHUNKS = K_BLOCKS / CHUNK;
-const int VOCAB_TILES = (VOCAB + 15) / 16;
+static_assert(WIDTH > 0 && WIDTH % 32 == 0, "WIDTH must be a multiple of 32: whole k-blocks");
+const int THREADS = 32 * WARPS, K_BLOCKS = WIDTH / 32, CHUNKS = K_BLOCKS / CHUNK, VOCAB_TILES = (VOCAB + 15) / 16;
+static_assert(CHUNK >= 1 && K_BLOCKS % CHUNK == 0, "CHUNK must divide the k-blocks");
 const int ROW_BYTES = WIDTH * 2 + (WIDTH % 64 ? 0 : 64);  // 64 modulo 128: no bank conflicts
 typedef Norm<TOKENS, WARPS, WIDTH / 16> FinalNorm;
 

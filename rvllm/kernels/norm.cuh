@@ -11,6 +11,7 @@
 
 template <int Tokens, int Warps, int RowTiles> struct Norm {
     static const int LANES = Tokens < 32 ? Tokens : 32, OF_LANE = Tokens / LANES, SHARED = Warps * Tokens;
+    static_assert(32 % LANES == 0 && Tokens % LANES == 0, "TOKENS must divide 32, or be a multiple of it");
     float sums[OF_LANE];
 
     // Of `count` tokens from number `first` on, or of those entries of `rows`, this lane's is the lane % LANES-th. Lanes

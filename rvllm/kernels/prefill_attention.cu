@@ -13,6 +13,8 @@
 #include "dependent.cuh"
 #include "prefill_tile.cuh"
 
+static_assert(STAGE >= STEP && STAGE % STEP == 0, "HEAD_DIM must make a stage whole steps of 32 tokens: 64 or 128");
+
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
 prefill_attention(const half* qkv, const half* pages, const int* tiles, const int* num_tiles, const int* positions,
                   const int* owners, const int* block_tables, half* out, int max_blocks) {

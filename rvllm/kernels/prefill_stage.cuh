@@ -21,6 +21,7 @@ constexpr int KEY_STRIDE = KEY_CHUNKS | 4;        // from one row to the next, i
 constexpr int VALUE_STRIDE = STAGE / 8 | 4;       // the same for a row of values: a feature
 constexpr int PAGE_CHUNKS = PAGE * HEAD_DIM / 8;  // of the keys of a page, and of its values
 constexpr int OF_THREAD = PAGE_CHUNKS / THREADS;  // how many of those a thread carries
+static_assert(PAGE_CHUNKS % THREADS == 0, "HEAD_DIM must be a multiple of 64: threads share a page evenly");
 
 struct Stage {
     uint4 keys[STAGE_PAGES][OF_THREAD];

@@ -8,6 +8,7 @@
 #pragma once
 #include "prefill_softmax.cuh"
 
+static_assert(GROUP >= 1 && KV_HEADS >= 1, "GROUP and KV_HEADS must be at least 1");
 constexpr int HEADS = GROUP * KV_HEADS;
 constexpr int QKV_WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 

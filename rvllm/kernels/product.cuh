@@ -20,6 +20,10 @@ struct Product {
     static const int STRIDE = 20, SHARED = Warps * TOKENS * STRIDE;  // floats; 16 rows, and 4 against bank conflicts
     static const int AT_ONCE = ColumnTiles * BlocksPerWarp <= 16 ? BlocksPerWarp : 16 / ColumnTiles;
     static const bool FOLDED = ColumnTiles >= 4 && !HiLo, EVEN = ColumnTiles < 4 && Warps * BlocksPerWarp == KBlocks;
+    static_assert(ColumnTiles >= 1 && ColumnTiles <= 16, "COLUMN_TILES must be 1 to 16: all in registers");
+    static_assert(RowTiles >= 1, "ROW_TILES must be at least 1");
+    static_assert(Warps >= 1 && Warps <= 32, "WARPS must be 1 to 32: a block has at most 1,024 threads");
+    static_assert(Warps * BlocksPerWarp >= KBlocks, "WARPS * BLOCKS_PER_WARP must cover all k-blocks");
     Tile tiles[RowTiles][BlocksPerWarp];
     float sums[RowTiles][ColumnTiles * 4];
 

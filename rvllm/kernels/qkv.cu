@@ -13,6 +13,7 @@
 #include "product.cuh"
 #include "qkv_rows.cuh"
 
+static_assert(WIDTH > 0 && WIDTH % 32 == 0, "WIDTH must be a multiple of 32: whole k-blocks");
 typedef Product<TILE, COLUMN_TILES, HI_LO, ROW_TILES, WARPS, BLOCKS_PER_WARP, WIDTH / 32> Projection;
 typedef Norm<Projection::TOKENS, WARPS, WIDTH / 16> InputNorm;
 const int TOKENS = Projection::TOKENS, THREADS = Projection::THREADS, COLUMNS = Projection::ROWS_PER_TOKEN;

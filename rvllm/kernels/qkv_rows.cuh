@@ -7,6 +7,8 @@
 #include "kv_place.cuh"
 
 const int KEYS = QUERY_ROWS, VALUES = KEYS + KV_HEADS * HEAD_DIM, ROWS = VALUES + KV_HEADS * HEAD_DIM;
+static_assert(QUERY_ROWS % HEAD_DIM == 0, "QUERY_ROWS must be a multiple of HEAD_DIM: whole heads");
+static_assert(ROWS % 16 == 0, "the rows of Q, K and V must be a multiple of 16: whole row tiles");
 
 struct Finish {  // looked up before the product
     Place place;

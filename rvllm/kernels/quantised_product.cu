@@ -12,6 +12,8 @@
 #include "tile.cuh"
 #include "tile_product.cuh"
 
+static_assert(K_BLOCKS >= 1, "K_BLOCKS must be at least 1");
+static_assert(WARPS >= 1 && WARPS <= 32, "WARPS must be 1 to 32: a block has at most 1,024 threads");
 const int COLUMNS = HI_LO ? 2 : 1, TOKENS = 8 / COLUMNS;  // columns of a token, tokens of a group
 const int SHARE = (K_BLOCKS + WARPS - 1) / WARPS;  // tiles of a warp
 const int AT_ONCE = SHARE < 5 ? SHARE : 5;         // of them, on their way at once

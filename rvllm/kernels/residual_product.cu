@@ -11,6 +11,9 @@
 #include "norm.cuh"
 #include "product.cuh"
 
+static_assert(WIDTH > 0 && WIDTH % 16 == 0, "WIDTH must be a multiple of 16: whole row tiles");
+static_assert(IN_WIDTH > 0 && IN_WIDTH % 32 == 0, "IN_WIDTH must be a multiple of 32: whole k-blocks");
+static_assert(ROW_TILES == 1, "ROW_TILES must be 1: a block owns 16 rows");
 typedef Product<TILE, COLUMN_TILES, HI_LO, 1, WARPS, BLOCKS_PER_WARP, IN_WIDTH / 32> Projection;
 const int TOKENS = Projection::TOKENS, THREADS = Projection::THREADS, COLUMNS = Projection::ROWS_PER_TOKEN;
 const int ROUNDS = (TOKENS * 16 + THREADS - 1) / THREADS;  // a thread finishes a row, 16 lanes a token

@@ -11,6 +11,7 @@
 #include "mma.cuh"
 #include "warp.cuh"
 
+static_assert(WIDTH > 0 && WIDTH % 4 == 0, "WIDTH must be a multiple of 4: loads of 16 bytes");
 constexpr int THREADS = 128;
 constexpr int QUADS = WIDTH / 4;                            // of four floats in a row
 constexpr int OF_THREAD = (QUADS + THREADS - 1) / THREADS;  // how many of them a thread keeps, at most

@@ -13,6 +13,8 @@
 #include "mma.cuh"
 
 constexpr int PAGE = 16;
+static_assert(HEAD_DIM > 0 && HEAD_DIM % 8 == 0, "HEAD_DIM must be a multiple of 8: a thread has eight columns");
+static_assert(GROUP >= 1 && KV_HEADS >= 1, "GROUP and KV_HEADS must be at least 1");
 constexpr int HEAD_OCTETS = HEAD_DIM / 8;
 constexpr int HEADS = GROUP * KV_HEADS;
 constexpr int ROW_OCTETS = (HEADS + 2 * KV_HEADS) * HEAD_OCTETS;

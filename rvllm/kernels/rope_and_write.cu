@@ -11,6 +11,7 @@
 #include "dependent.cuh"
 #include "kv_place.cuh"
 
+static_assert(QUERY_ROWS % HEAD_DIM == 0, "QUERY_ROWS must be a multiple of HEAD_DIM: whole heads");
 const int KEYS_END = QUERY_ROWS + KV_HEADS * HEAD_DIM;  // columns of a row before this one are turned
 const int ROW_PAIRS = (KEYS_END + KV_HEADS * HEAD_DIM) / 2;
 

@@ -10,8 +10,8 @@
 #pragma once
 #include "row.cuh"
 
-const int DIGIT_BITS = 11;  // five of them make a rank
-const int BINS = 1 << DIGIT_BITS;
+const int DIGIT_BITS = 11, BINS = 1 << DIGIT_BITS;
+static_assert(RANK_BITS % DIGIT_BITS == 0, "digits must make up a rank: five of 11 bits");
 
 struct Histogram {
     Mass masses[BINS];  // stay 0 where tokens are counted
