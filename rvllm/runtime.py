@@ -11,7 +11,6 @@ import os
 import re
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -39,18 +38,6 @@ class NoGpuError(DeviceError):
 
 class DeviceMemoryError(RvllmError):
     """The device has no room for an array."""
-
-
-class HostBufferError(RvllmError):
-    """The host wrote to memory that the device had yet to read."""
-
-
-def _run_unchanged(call: Callable[[], None], buffer: np.ndarray, before: np.ndarray) -> None:
-    changed = np.flatnonzero(buffer != before)
-    if changed.size:
-        found = f"element {changed[0]} of {buffer.size} was {before[changed[0]]} and is {buffer[changed[0]]}"
-        raise HostBufferError(f"a host buffer was written again before the device had read it: {found}")
-    call()
 
 
 LIVE_SOURCES: dict[str, str] = {}  # file name -> text; a %%cuda cell puts its text here, and it goes before the files
@@ -243,7 +230,7 @@ class EmulatorBackend:
         if not works:
             raise emulator.CompilerMissingError(reason)
         self.xp, self._runtime, self._mode = np, runtime, mode
-        self._queue = LaunchQueue(deferred)
+        self._queue = emulator.LaunchQueue(deferred)
         # As small as it gets: every block costs time.
         self.compute_capability, self.multiprocessors, self.max_shared = 80, 2, 64 * 1024
         self.name = f"emulator, {mode} mode"
@@ -256,13 +243,13 @@ class EmulatorBackend:
             raise CompileError(f"{kernel}.cu", log, [])
         return EmulatorKernel(self._runtime, module, kernel, self.max_shared)
 
-    def submit(self, call: Callable[[], None]) -> None:
+    def submit(self, call: Callable[[], None], reads: np.ndarray | None = None) -> None:
         """Run it, now or when somebody waits."""
-        self._queue.submit(call)
+        self._queue.submit(call, reads)
 
-    def event(self) -> EmulatorEvent:
+    def event(self) -> emulator.QueueEvent:
         """What was submitted so far."""
-        return EmulatorEvent(self._queue, self._queue.submitted)
+        return self._queue.event()
 
     def synchronize(self) -> None:
         """Wait until everything that was started has ended."""
@@ -272,47 +259,6 @@ class EmulatorBackend:
         """A copy, as from a GPU; waits for what computes the array."""
         self.synchronize()
         return np.array(array)
-
-
-class LaunchQueue:
-    """What the emulator is to do, in order: at once, or deferred, which means not before somebody waits for it.
-
-    A GPU is somewhere between the two: it may be done with a launch when the call returns, or far behind the host.
-    """
-
-    def __init__(self, deferred: bool) -> None:
-        self._deferred, self._running = deferred, False
-        self._waiting: deque[Callable[[], None]] = deque()
-        self.submitted = 0
-
-    def submit(self, call: Callable[[], None]) -> None:
-        """One more; what a call submits while it runs is a part of it."""
-        if not self._deferred or self._running:
-            call()
-            return
-        self._waiting.append(call)
-        self.submitted += 1
-
-    def run_until(self, number: int) -> None:
-        """Run the first `number` of all that were ever submitted, as far as they have not run."""
-        while self._waiting and self.submitted - len(self._waiting) < number:
-            call, self._running = self._waiting.popleft(), True
-            try:
-                call()
-            finally:
-                self._running = False
-
-
-@dataclass(frozen=True)
-class EmulatorEvent:
-    """The point of the queue that lies behind the first `number` submissions."""
-
-    queue: LaunchQueue
-    number: int
-
-    def synchronize(self) -> None:
-        """Wait until all before it has ended."""
-        self.queue.run_until(self.number)
 
 
 class Order:
@@ -326,9 +272,7 @@ class Order:
         reads: host memory that the work reads, and that nobody may change until it has ended. HostBufferError, when the
         work runs, if somebody did; only a deferred emulator finds that out.
         """
-        if reads is not None and isinstance(self._backend, EmulatorBackend):
-            call = partial(_run_unchanged, call, reads, reads.copy())
-        self._backend.submit(call)
+        self._backend.submit(call, reads)
 
     def event(self) -> Any:
         """What was started so far on the current stream: `synchronize()` of the event waits for that."""
@@ -447,7 +391,7 @@ class CudaBackend:
         finally:
             nvrtc.destroyProgram(program)
 
-    def submit(self, call: Callable[[], None]) -> None:
+    def submit(self, call: Callable[[], None], _reads: np.ndarray | None = None) -> None:
         """It starts work on the current stream, and returns."""
         call()
 

@@ -14,8 +14,8 @@ import pytest
 
 from rvllm import LLM, SamplingParams, fast_model, transfers, variants
 from rvllm.device_sampling import SamplingArrays
-from rvllm.emulator import EmulatorError
-from rvllm.runtime import LIVE_SOURCES, HostBufferError, Runtime, source_text
+from rvllm.emulator import EmulatorError, HostBufferError
+from rvllm.runtime import LIVE_SOURCES, Runtime, source_text
 from rvllm.sampling import SamplingState
 from rvllm.transfers import Delivery, Mailbox, Uplink
 from tests.random_shapes import MODELS, Case, Run, Shape

@@ -57,10 +57,12 @@ from rvllm.emulator.errors import (
     CompileError,
     CompilerMissingError,
     EmulatorError,
+    HostBufferError,
     KernelArgumentError,
     LaunchConfigError,
 )
 from rvllm.emulator.module import Module
+from rvllm.emulator.queue import LaunchQueue, QueueEvent
 
 __all__ = [
     "Chain",
@@ -68,8 +70,11 @@ __all__ = [
     "CompilerMissingError",
     "Counters",
     "EmulatorError",
+    "HostBufferError",
     "KernelArgumentError",
     "LaunchConfigError",
+    "LaunchQueue",
     "Module",
+    "QueueEvent",
     "available",
 ]

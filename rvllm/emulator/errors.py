@@ -48,6 +48,10 @@ class LaunchConfigError(RvllmError, ValueError):
     """A grid, block or shared memory size that no GPU accepts, or a kernel that the module does not hold."""
 
 
+class HostBufferError(RvllmError):
+    """The host wrote to memory that the device had yet to read."""
+
+
 class EmulatorError(RvllmError):
     """A run was stopped because the kernel did something wrong.
 
