@@ -88,7 +88,7 @@ class Recorder:
 
     card: Card
     launches: dict[Launch, None] = field(default_factory=dict)  # in order, each once
-    is_cuda = False
+    is_cuda, chain = False, None
 
     @property
     def multiprocessors(self) -> int:
