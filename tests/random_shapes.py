@@ -32,6 +32,7 @@ from rvllm.fast_model import FastModel
 from rvllm.fused_model import FusedModel
 from rvllm.gguf import GGUFFile
 from rvllm.half_cache import HalfKVCache
+from rvllm.kernels.sizes import SIZES
 from rvllm.kv_cache import DeviceKVCache, PagedKVCache
 from rvllm.paged_attention_model import PagedAttentionModel
 from rvllm.quantised_model import QuantisedModel
@@ -100,6 +101,12 @@ class Case:
         return Case(**(values | lists))
 
 
+def size_of(name: str, least: int, most: int) -> st.SearchStrategy[int]:
+    """From least to most; half of them at an end or with a remainder that some kernel depends on."""
+    anything, telling = st.integers(least, most), SIZES[name].values(least, most)
+    return st.one_of(st.sampled_from(telling), anything) if telling else anything
+
+
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     """Heads of 64 or 128, up to 8 for a KV head; widths in multiples of what the type packs; any vocabulary."""
@@ -111,9 +118,10 @@ def shapes(draw: st.DrawFn) -> Shape:
         for G in range(1, 9)
         if G * K * d <= max(most, 8 * d) and G * K * d % unit == 0 and (K == 1 or G * K * d <= most)
     ]
-    H, K = draw(st.sampled_from(heads))
-    F = unit * draw(st.integers(1, most // unit))
-    return Shape(1, H, K, d, F, draw(st.integers(260, 500)), type_)
+    shared = [(H, K) for H, K in heads if H > K > 1]
+    H, K = draw(st.one_of(st.sampled_from(shared), st.sampled_from(heads)) if shared else st.sampled_from(heads))
+    widths = st.one_of(*(size_of(name, 1, most // unit) for name in ("ffn", "k_blocks")))
+    return Shape(1, H, K, d, unit * draw(widths), draw(size_of("vocab", 260, 500)), type_)
 
 
 @st.composite
@@ -124,11 +132,12 @@ def cases(draw: st.DrawFn) -> Case:
     most = 100 if blocks < 33 else 6
     if variant in ("workspace", "quantised"):  # they gather whole contexts for each token
         blocks, most = min(blocks, 5), 20
-    seqs = draw(st.one_of(st.integers(1, min(most, 8)), st.integers(1, most)))
-    tokens = draw(st.integers(seqs, seqs + most))
-    present = draw(st.integers(1, seqs))
+    seqs = draw(st.one_of(st.integers(1, min(most, 8)), size_of("rows", 1, most)))
+    tokens = draw(size_of("tokens", seqs, seqs + most))
+    present = draw(st.one_of(st.just(seqs), size_of("rows", 1, seqs)))
     room = blocks * PAGE
-    cached = draw(st.lists(st.integers(0, room - 1), min_size=present, max_size=present))
+    length = st.one_of(st.just(room - 1), size_of("context", 0, room - 1))
+    cached = draw(st.lists(length, min_size=present, max_size=present))
     done, steps = list(cached), []
     for _ in range(draw(st.integers(1, 2))):
         counts = draw(counts_of_step(done, room, tokens))
@@ -141,7 +150,7 @@ def cases(draw: st.DrawFn) -> Case:
 @st.composite
 def counts_of_step(draw: st.DrawFn, done: list[int], room: int, budget: int) -> list[int]:
     """New tokens of each sequence: mostly one, sometimes none or a chunk, at least one in all where there is room."""
-    chunk = st.one_of(st.just(1), st.just(1), st.just(1), st.integers(0, 1), st.integers(2, 70))
+    chunk = st.one_of(st.just(1), st.just(1), st.just(1), st.integers(0, 1), size_of("chunk", 2, 70))
     counts = []
     for length in done:
         counts.append(min(draw(chunk), room - length, budget - sum(counts)))

@@ -78,9 +78,17 @@ def half(*shape: int) -> np.ndarray:
         (half(2, 8), half(8, 16), half(2, 8), ShapeError, "weight"),
         (half(2, 8), half(8, 8), half(3, 8), ShapeError, "y"),
         (half(8), half(8, 8), half(2, 8), ShapeError, "x"),
+        (half(1, 2, 8), half(8, 8), half(2, 8), ShapeError, "x"),
+        (half(2, 8), half(8), half(2, 8), ShapeError, "weight"),
+        (half(2, 8), half(8, 8), half(16), ShapeError, "y"),
+        (half(2, 8), half(8, 8), half(2, 16), ShapeError, "y"),
+        (half(2, 0), half(8, 0), half(2, 8), BlasError, "k 0"),
+        (half(2, 8), half(0, 8), half(2, 0), BlasError, "m 0"),
+        (half(2, 8), half(12, 8), half(2, 12), BlasError, "m 12; .*multiples of 8"),
         (half(0, 8), half(8, 8), half(0, 8), BlasError, "n 0"),
         (half(2, 12), half(8, 12), half(2, 8), BlasError, "multiples of 8"),
         (half(2, 8).astype(np.float32), half(8, 8), half(2, 8), BlasError, "x is float32"),
+        (half(2, 8), half(8, 8).astype(np.float32), half(2, 8), BlasError, "weight is float32.*allowed: float16 in"),
         (half(2, 8), half(8, 8), half(2, 8).astype(np.float64), BlasError, "y is float64.*float16 or float32"),
     ],
 )
@@ -91,9 +99,14 @@ def test_refusals(
         gemm(rt.upload(x), rt.upload(weight), rt.upload(y))
 
 
-def test_gaps_are_refused(gemm: HalfGemm, rt: Runtime) -> None:
-    with pytest.raises(BlasError, match="x is float16, with gaps"):
-        gemm(rt.upload(half(2, 16))[:, :8], rt.upload(half(8, 8)), rt.upload(half(2, 8)))
+@pytest.mark.parametrize("name", ["x", "weight", "y"])
+def test_gaps_are_refused(gemm: HalfGemm, rt: Runtime, name: str) -> None:
+    """Of each operand alone."""
+    arrays = {"x": half(2, 8), "weight": half(8, 8), "y": half(2, 8)}
+    on_device = {key: rt.upload(array) for key, array in arrays.items()}
+    on_device[name] = rt.upload(half(len(arrays[name]), 16))[:, :8]
+    with pytest.raises(BlasError, match=f"{name} is float16, with gaps"):
+        gemm(*on_device.values())
 
 
 def test_in_a_capture(gemm: HalfGemm, rt: Runtime) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rvllm.kernels.sizes import KERNELS, SIZES
+from rvllm.kernels.sizes import KERNELS, SIZES, Size
 from rvllm.runtime import headers_of, source_text, with_defines, without_comments
 
 test_nvrtc = pytest.importorskip("tests.test_nvrtc", reason="cuda-bindings is for Linux")
@@ -95,3 +95,9 @@ def test_every_assertion_has_a_wrong_size(file: str) -> None:
     logs = [log for name in KERNELS if file in texts(name) for _, _, log in wrong_sizes(name)]
     for condition, message in ASSERT.findall(texts_of_file(file)):
         assert any(f'"{message}"' in log and file in log for log in logs), f"{condition} {message}"
+
+
+def test_values_of_a_size() -> None:
+    assert Size((4, 8), 16, (0, 15)).values(3, 40) == [4, 5, 8, 9, 15, 16, 31, 32]
+    assert Size((4, 8)).values(5, 8) == [5, 8]
+    assert Size(modulus=3, residues=(1,)).values(1, 3) == [1]

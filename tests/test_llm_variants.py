@@ -12,10 +12,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 import rvllm.llm
 from rvllm import variants
@@ -289,6 +291,94 @@ def test_limits_between_round_numbers(tmp_path: Path, variant: str, limit: int, 
         LLM(path, "emulator", variant, num_blocks=200, **sizes) as llm,
     ):
         assert ids(llm.generate(prompts, params)) == ids(cpu.generate(prompts, params))
+
+
+HALFS = ("paged_attention", "fused", "graph")
+PACKED = ("quantised", *HALFS)
+
+
+def shape(d: int, H: int, K: int, F: int = 96, **other: int) -> dict[str, int]:
+    sizes = {"hidden_size": H * d, "num_attention_heads": H, "num_key_value_heads": K, "head_dim": d}
+    return sizes | {"intermediate_size": F} | other
+
+
+# Variants, sizes of a model, and why it is refused: each limit at its value, where it is not, and past it.
+AT_THE_LIMITS: list[tuple[tuple[str, ...], dict[str, int], str]] = [
+    (HALFS, shape(64, 8, 1), ""),
+    (HALFS, shape(128, 8, 1), ""),
+    (HALFS, shape(128, 16, 2), ""),
+    (HALFS, shape(64, 9, 1), "heads of 64, 9 to a KV head; allowed 64 or 128, up to 8"),
+    *((HALFS, shape(d, 8, 1), f"heads of {d}, 8 to") for d in (32, 63, 65, 96, 127, 129, 192, 256)),
+    (HALFS, shape(64, 2, 1, hidden_size=160), "2 heads of 64 at width 160"),
+    (HALFS, shape(64, 3, 1, hidden_size=128), "3 heads of 64 at width 128"),
+    (("quantised",), shape(96, 9, 1, hidden_size=160), ""),
+    (("quantised", "paged_attention"), shape(128, 64, 8, 8192), ""),
+    (PACKED, shape(64, 2, 1, 8192), ""),
+    (PACKED, shape(64, 2, 1, 8224), "widths (128, 8224); allowed multiples of 32 up to 8192"),
+    (("quantised",), shape(64, 2, 1, hidden_size=8224), "widths (8224, 96)"),
+    (PACKED, shape(64, 2, 1, 97), "widths (128, 97)"),
+    (PACKED, shape(64, 2, 1, 80), "widths (128, 80)"),
+    (("quantised",), shape(64, 2, 1, hidden_size=144), "widths (144, 96)"),
+]
+
+
+@pytest.mark.parametrize(("names", "sizes", "reason"), AT_THE_LIMITS)
+def test_each_limit(path: Path, names: tuple[str, ...], sizes: dict[str, int], reason: str) -> None:
+    file = GGUFFile(path)
+    for name in names:
+        found = variants.why_not(name, "emulator", file, replace(read_config(file), **sizes), 16)
+        assert found.startswith(reason) if reason else not found, name
+
+
+@pytest.mark.parametrize("block_size", [8, 15, 17, 32])
+def test_pages_of_16_tokens_alone(path: Path, block_size: int) -> None:
+    file = GGUFFile(path)
+    reasons = {name: variants.why_not(name, "cuda", file, read_config(file), block_size) for name in variants.NAMES}
+    assert {name for name, reason in reasons.items() if reason} == set(HALFS)
+    assert reasons["graph"] == f"block_size {block_size}, allowed 16"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "needed"),
+    [(shape(64, 55, 11), 0), (shape(128, 28, 4), 66_048), (shape(128, 64, 8), 8 * (8192 * 2 + 64) + 8192)],
+)
+def test_shared_memory_to_the_byte(
+    path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], needed: int
+) -> None:
+    """110 k-blocks fit on every card; more need what they need."""
+    file = GGUFFile(path)
+    for shared, covered in ((needed, True), (needed - 1, needed == 0)):
+        monkeypatch.setattr(variants, "shared_memory", lambda _device, shared=shared: shared)
+        for name in ("fused", "graph"):
+            assert (variants.why_not(name, "cuda", file, replace(read_config(file), **sizes), 16) == "") == covered
+
+
+STACKED = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+
+
+@pytest.mark.parametrize("part", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_matrices_of_one_product_have_one_type(path: Path, part: str, layer: int) -> None:
+    """One of them of another type, in any layer, is refused; a product's only matrix may have its own."""
+    file = GGUFFile(path)
+    changed = with_type(file, f"blk.{layer}.{part}.weight", Type.Q4_0)
+    for name in PACKED:
+        reason = variants.why_not(name, "cuda", changed, read_config(file), 16)
+        assert reason.startswith(f"block {layer}: ") == (part in STACKED)
+        assert (part in reason) == (part in STACKED)
+
+
+@pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight"])
+def test_types_that_no_tile_has(path: Path, tensor: str) -> None:
+    file = GGUFFile(path)
+    for name in PACKED:
+        reason = variants.why_not(name, "cuda", with_type(file, tensor, Type.Q6_K), read_config(file), 16)
+        assert reason.startswith(f"tensor {tensor} of type Q6_K; allowed ")
+
+
+def with_type(file: GGUFFile, tensor: str, type_: Type) -> Any:
+    """What why_not reads of a file in which one tensor has this type."""
+    return SimpleNamespace(tensors=file.tensors | {tensor: replace(file.tensors[tensor], type=type_)})
 
 
 # All that an LLM does, on the fast path -------------------------------------------------------------------------------
