@@ -19,7 +19,7 @@ from rvllm.runtime import Runtime
 from tests.random_shapes import MODELS, PAGE, Case, Shape, cases, check
 
 FOUND = json.loads((Path(__file__).parent / "data/random_shapes.json").read_text())
-# k-blocks without a divisor that fits; 1, 2 and 0 row tiles of the FFN left for a block of three; vocabularies of 15, 0
+# k-blocks without a divisor that fits; 2, 2 and 0 row tiles of the FFN left for a block of three; vocabularies of 15, 0
 # and 1 modulo 16; one KV head with several queries, several with several, several with one.
 SHAPES = [
     Shape(1, 3, 1, 64, 544, 303, "Q8_0"),
