@@ -43,7 +43,6 @@ __device__ inline void page_scores(const Page& page, const Query& query, int tok
 
 __device__ inline void attend_page(Page& page, const Query& query, int tokens, float scale, Softmax& softmax) {
     float p[4];
-    if (tokens < PAGE) clear_unused(page, tokens);
     page_scores(page, query, tokens, scale, p);
     float largest = fmaxf(softmax.largest, fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3])));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
@@ -58,6 +57,7 @@ __device__ inline void attend_page(Page& page, const Query& query, int tokens, f
     unsigned weights[4];  // hi in row g, lo in row g + 8
     split(p[0], p[1], weights[0], weights[1]);
     split(p[2], p[3], weights[2], weights[3]);
+    if (tokens < PAGE) clear_unused(page, tokens);  // not before the scores: keys come first, nobody waits for values
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 8; i++) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -3,7 +3,7 @@
 // activations = silu(gate) * up / 16: norm, both products of the FFN and SiLU, in one kernel.
 //
 // hidden half [N or 2N][WIDTH] (norm.cuh) -> out half [N or 2N][FFN_WIDTH]. The sixteenth keeps outliers inside half:
-// thousands were seen in the 135M model; the down projection multiplies by 16.   rms_now[N]: for the norm after this one.
+// thousands were seen in the 135M model; the down projection multiplies by 16.   rms_now[N]: for the next norm.
 // Weight tiles hold 8 rows of the gate over the same 8 rows of up, so a block has both halves of each product.
 // Launch: grid (ceil(FFN_WIDTH / 8 / ROW_TILES), ceil(N / TOKENS)), 32 WARPS threads.
 // Limit: the largest matrix of a layer. At batch 32 issue slots bind: a warp runs 1,100 instructions, 10 warps an SM.
@@ -20,9 +20,12 @@ const int ROUNDS = (TOKENS * 8 + THREADS - 1) / THREADS;  // a thread finishes o
 
 __device__ inline float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-// Infinite where a half would be. Notebook 20 keeps gate and up of long prompts as halfs, a sixteenth of each: what is
-// too large for those is too large here, so an error does not depend on how many tokens a step has.
-__device__ inline float in_range_of_half(float x) { return fabsf(x) < 65520.0f ? x : x * __int_as_float(0x7f800000); }
+// silu(gate) * up / 16, or NaN where a sixteenth of gate or up is beyond the halfs in which notebook 20 keeps them:
+// so an error does not depend on how many tokens a step has.
+__device__ inline float activate(float gate, float up) {
+    const bool fits = fmaxf(fabsf(gate), fabsf(up)) < 16 * 65520.0f;
+    return fits ? silu(gate) * up * 0.0625f : __int_as_float(0x7fffffff);
+}
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 gate_up(const unsigned char* weights, const half* hidden, const float* squares, int capacity, float eps,
@@ -37,7 +40,7 @@ gate_up(const unsigned char* weights, const half* hidden, const float* squares, 
     if (count <= 0) return;  // never the first group: some block always waits for the kernel before
     wait_for_previous_kernel();
     if (!EARLY) let_next_kernel_start();
-    norm.load(squares, capacity, first, count);
+    norm.load(squares, capacity, first);
     product.multiply(hidden + (size_t)first * COLUMNS * WIDTH, count * COLUMNS);
     for (int i = 0; i < ROUNDS; i++)
         factors[i] = load_fresh(rms_before + first + min((int)(threadIdx.x + i * THREADS) / 8, TOKENS - 1));
@@ -53,12 +56,12 @@ gate_up(const unsigned char* weights, const half* hidden, const float* squares, 
             if (token >= count || tile >= FFN_WIDTH / 8) continue;
             if (r == 0) {
                 const float rms = InputNorm::inverse_rms(norms, token, eps);
-                factors[i] = __fdividef(rms, factors[i]) * 0.0625f;
+                factors[i] = __fdividef(rms, factors[i]);
                 if (tile + unit == 0) rms_now[first + token] = rms;
             }
-            const float gate = in_range_of_half(Projection::total(partial, token, unit) * factors[i]);
-            const float up = in_range_of_half(Projection::total(partial, token, unit + 8) * factors[i]);
-            store_activation<HI_LO>(out, first + token, FFN_WIDTH, tile * 8 + unit, silu(16.0f * gate) * up);
+            const float gate = Projection::total(partial, token, unit) * factors[i];
+            const float up = Projection::total(partial, token, unit + 8) * factors[i];
+            store_activation<HI_LO>(out, first + token, FFN_WIDTH, tile * 8 + unit, activate(gate, up));
         }
     }
 }

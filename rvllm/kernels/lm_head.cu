@@ -7,7 +7,8 @@
 // Launch: grid (one block an SM, ceil(B / TOKENS)), 32 WARPS threads; shared: the activations.
 // Each warp walks over row tiles with whole rows of its own: nothing is added across warps, and the next chunk of
 // weights is on its way while this one is multiplied.
-// Limit: memory at small batches (50 MB of Q8_0 in 14.5 us of an H200 where launches overlap, 3.4 TB/s), from batch 64 the products.
+// Limit: memory at small batches (50 MB of Q8_0 in 14.5 us of an H200 where launches overlap, 3.4 TB/s), from batch 64
+// on the products.
 #include "columns.cuh"
 #include "dependent.cuh"
 #include "lm_best.cuh"
@@ -33,7 +34,7 @@ lm_head(const unsigned char* weights, const half* hidden, const float* squares, 
     const int first = blockIdx.y * TOKENS, count = min(counts[1] - first, TOKENS);
     if (count <= 0) return;  // never the first group: some block always waits for the kernel before
     wait_for_previous_kernel();
-    norm.load(squares, capacity, first, count, rows);
+    norm.load(squares, capacity, first, rows, count);
     stage_columns(columns, hidden, rows + first, count);
     norm.share(norms);
     __syncthreads();

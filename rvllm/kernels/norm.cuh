@@ -14,13 +14,14 @@ template <int Tokens, int Warps, int RowTiles> struct Norm {
     static_assert(32 % LANES == 0 && Tokens % LANES == 0, "TOKENS must divide 32, or be a multiple of it");
     float sums[OF_LANE];
 
-    // Of `count` tokens from number `first` on, or of those entries of `rows`, this lane's is the lane % LANES-th. Lanes
-    // without one repeat the last: past it `rows` may have ended.   stride: of a row of `squares`.
-    __device__ void load(const float* squares, int stride, int first, int count, const int* rows = nullptr) {
+    // The token of this lane is `first` + lane % LANES, or that of the `count` entries of `rows` from there on; past
+    // them, where `rows` may have ended, the last again.   stride: of a row of `squares`.
+    __device__ void load(const float* squares, int stride, int first, const int* rows = nullptr, int count = 0) {
         const int lane = threadIdx.x % 32, groups = 32 / LANES;
 #pragma unroll
         for (int i = 0; i < OF_LANE; i++) {
-            const int place = first + min(lane % LANES + i * 32, count - 1), token = rows ? rows[place] : place;
+            const int number = lane % LANES + i * 32;
+            const int token = rows ? rows[first + min(number, count - 1)] : first + number;
             sums[i] = 0;
 #pragma unroll
             for (int start = 0; start < RowTiles; start += Warps * groups) {

@@ -38,7 +38,7 @@ qkv(const unsigned char* weights, const half* hidden, const float* squares, int 
     if (count <= 0) return;  // never the first group: some block always waits for the kernel before
     wait_for_previous_kernel();
     if (!EARLY) let_next_kernel_start();
-    norm.load(squares, capacity, first, count);
+    norm.load(squares, capacity, first);
     product.multiply(hidden + (size_t)first * COLUMNS * WIDTH, count * COLUMNS);
     for (int i = 0; i < ROUNDS; i++) finish[i].factor = load_fresh(rms_before + finish[i].place.token);
     norm.share(norms);
