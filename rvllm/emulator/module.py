@@ -36,7 +36,8 @@ class Module:
         kernels: the kernels' names, in the order of the text.
         counters: of the last launch with `count=True`; None before it and after a launch without.
         path: the shared object.
-        static_shared: bytes of `__shared__` variables, those of dynamic size left out.
+        static_shared: bytes of `__shared__` variables, those of dynamic size left out; a few more where the C++
+            compiler keeps thread-local variables of its own.
 
     Raises:
         CompileError, CompilerMissingError.
